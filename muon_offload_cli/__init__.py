@@ -1,0 +1,1 @@
+"""Train Megatron models with Muon's optimizer state on node-local NVMe."""

@@ -1,0 +1,65 @@
+"""Errors that a person can cause, and how they are told.
+
+A user error is one or more `Problem`s: what is wrong, with the key and its value, and a fix that can
+be pasted. Nothing here formats for a terminal; `cli` is the only error boundary and decides that.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Level(enum.StrEnum):
+    """How much a problem matters: errors refuse the run, warnings do so only under ``--strict``."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        what: One sentence that names the key (or path), its value and the reason.
+        fix: Text that can be pasted (``key=value``) where one exists, else one sentence; may be empty.
+        keys: Config keys concerned, in dotted form.
+        level: Error, warning or note.
+        rule: Name of the rule that found it, empty outside the gates.
+        exit_code: What the command exits with if this is the worst problem: 2 the request is wrong,
+            3 it does not fit this machine.
+    """
+
+    what: str
+    fix: str = ""
+    keys: tuple[str, ...] = ()
+    level: Level = Level.ERROR
+    rule: str = ""
+    exit_code: int = 2
+
+
+@dataclass(kw_only=True)
+class UserError(Exception):
+    """What a person asked for cannot be done; carries every problem that was found."""
+
+    problems: list[Problem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__("; ".join(problem.what for problem in self.problems))
+
+    @property
+    def exit_code(self) -> int:
+        """The largest exit code among the problems (3, does not fit, wins over 2, wrong request)."""
+        return max((problem.exit_code for problem in self.problems), default=2)
+
+
+def wrong(what: str, fix: str = "", *keys: str) -> UserError:
+    """Return a `UserError` with one problem of exit code 2 (the request is wrong)."""
+    return UserError(problems=[Problem(what=what, fix=fix, keys=keys)])
+
+
+def does_not_fit(what: str, fix: str = "", *keys: str) -> UserError:
+    """Return a `UserError` with one problem of exit code 3 (it does not fit this machine)."""
+    return UserError(problems=[Problem(what=what, fix=fix, keys=keys, exit_code=3)])

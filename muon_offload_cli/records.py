@@ -1,0 +1,126 @@
+"""What ranks report and the launcher reads: one JSON line a step, one JSON file a rank.
+
+Both sides of the house import this module, so it knows neither torch nor a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+
+@dataclass(kw_only=True, slots=True)
+class StepRecord:
+    """Figures of one optimizer step on one rank; one line of ``metrics/rank_N.jsonl``.
+
+    Attributes:
+        step: Iteration number, counted from 1 as Megatron does.
+        loss: Mean language-model loss of the step; None on ranks that do not compute it.
+        grad_norm: Global gradient norm before clipping; None if the step was skipped.
+        learning_rate: Of the first parameter group.
+        seconds: Wall time of the whole iteration.
+        engine: The backend that the Muon state of this step was taken from.
+        chunks: Chunks stepped from that backend (0: the state was resident).
+        bytes_read: Bytes read from disk for this step.
+        bytes_written: Bytes written to disk for this step.
+        disk_bytes: Muon state that lies on disk between steps.
+        host_bytes: Muon state that lies in host memory between steps.
+        gpu_bytes: Muon state that lies on the training device between steps.
+        wait_s: Seconds in which the step waited for reads or write-back.
+        gpu_peak_bytes: Peak allocated device memory so far (0 on CPUs).
+    """
+
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    seconds: float = 0.0
+    engine: str = "none"
+    chunks: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    disk_bytes: int = 0
+    host_bytes: int = 0
+    gpu_bytes: int = 0
+    wait_s: float = 0.0
+    gpu_peak_bytes: int = 0
+
+    def to_json(self) -> str:
+        """Return the record as one line of JSON, without the newline."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Read a record; unknown keys are ignored so that newer workers can be read."""
+        return cls(**_known(cls, json.loads(line)))
+
+
+@dataclass(kw_only=True, slots=True)
+class RankReport:
+    """What one rank holds and how it ended; ``reports/rank_N.json``, rewritten as the run goes on.
+
+    Attributes:
+        rank: Global rank.
+        pid: Process id on its node.
+        host: Host name.
+        device: ``cpu`` or the GPU's name.
+        engine: Backend that was attached, ``none`` for resident state.
+        megatron_version: Version of the Megatron that trained.
+        muon_parameters: Elements of the parameters that Muon owns on this rank.
+        muon_state_bytes: Their momentum and master weights, 8 bytes an element.
+        adam_state_bytes: State of the sibling optimizers (embeddings, norms), which stays resident.
+        disk_bytes: Bytes reserved on disk, alignment included.
+        host_bytes: Host memory that holds state between steps.
+        gpu_bytes: Device memory that holds Muon state between steps.
+        chunks: Chunks of the plan.
+        directory: Where the bytes on disk are; empty if none.
+        direct_io: Whether the disk is reached with O_DIRECT.
+        notes: Sentences that a person should see (a fallback, for example).
+        steps: Optimizer steps taken.
+        steps_from_backend: Steps whose Muon state was taken from `engine` in full.
+        finished: Whether training ended by itself.
+        digests: Hashes of final weights, masters and momenta by kind, if asked for.
+        error: Exception text of a rank that failed; empty otherwise.
+        problems: User errors that stopped the rank, as ``{"what", "fix", "exit_code"}``.
+    """
+
+    rank: int
+    pid: int = 0
+    host: str = ""
+    device: str = ""
+    engine: str = "none"
+    megatron_version: str = ""
+    muon_parameters: int = 0
+    muon_state_bytes: int = 0
+    adam_state_bytes: int = 0
+    disk_bytes: int = 0
+    host_bytes: int = 0
+    gpu_bytes: int = 0
+    chunks: int = 0
+    directory: str = ""
+    direct_io: bool = False
+    notes: list[str] = field(default_factory=list)
+    steps: int = 0
+    steps_from_backend: int = 0
+    finished: bool = False
+    digests: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+    problems: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Replace `path` with this report in one rename, so that a reader never sees half of it."""
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=1))
+        temporary.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a report; unknown keys are ignored."""
+        return cls(**_known(cls, json.loads(path.read_text())))
+
+
+def _known(cls: type, data: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
+    return {key: value for key, value in data.items() if key in names}
