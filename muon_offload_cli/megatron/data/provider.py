@@ -43,7 +43,7 @@ class DatasetsProvider:
     prefix: Path | None
 
     def __call__(
-        self, train_val_test_num_samples: list[int | None], vp_stage: int | None = None
+        self, train_val_test_num_samples: Sequence[int | None], vp_stage: int | None = None
     ) -> list[Any]:
         """Return the three sets; None for a set without samples, and on ranks that need no tokens.
 
