@@ -15,7 +15,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from muon_offload_cli.config.keys import FREE_PREFIX, describe_type, enum_members, is_known, leaf_types, nearest
+from muon_offload_cli.config.keys import (
+    FREE_PREFIX,
+    describe_type,
+    enum_members,
+    is_known,
+    leaf_types,
+    nearest,
+)
 from muon_offload_cli.config.locations import RECIPE_SUFFIXES, find_recipes, group_options, shipped_directory
 from muon_offload_cli.config.overrides import (
     Overrides,
@@ -115,7 +122,9 @@ def _checked_defaults(
         if entry == _SELF:
             continue
         if not (isinstance(entry, dict) and len(entry) == 1):
-            problems.append(Problem(what=f"{entry!r} below 'defaults' in {path} is no 'group: option'.", fix=fix))
+            problems.append(
+                Problem(what=f"{entry!r} below 'defaults' in {path} is no 'group: option'.", fix=fix)
+            )
             continue
         ((group, option),) = entry.items()
         if group not in options:

@@ -87,7 +87,7 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
             # The key was checked above; the grammar is asked for the value alone, under a key it accepts.
             parsed = parser.parse_override(f"value={text}")
             value = None if parsed.is_sweep_override() else _without_quotes(parsed.value())
-        except (HydraException, RecursionError) as error:
+        except (HydraException, ValueError, RecursionError) as error:
             result.problems.append(_malformed(key, text, str(error)))
             continue
         if parsed.is_sweep_override():
@@ -125,7 +125,9 @@ def check_key(key: str, options: Mapping[str, Iterable[str]], where: str = "") -
         near = groups[0]
     return Problem(
         what=f"there is no key {_short(key)!r}{place}." + (f" Did you mean {near}?" if near else ""),
-        fix=f"{near}=..." if near else f"keys start with {', '.join(sorted(options))}, train, checkpoint, ...",
+        fix=f"{near}=..."
+        if near
+        else f"keys start with {', '.join(sorted(options))}, train, checkpoint, ...",
         keys=(key,),
     )
 
@@ -167,7 +169,9 @@ def _refused_form(word: str) -> Problem | None:
         return Problem(what=what, fix=f"set it instead, as in {_short(bare)}=null", keys=(bare,))
     if bare == "hydra" or bare.startswith(("hydra.", "hydra/")):
         what = f"{_short(word)}: Hydra's own settings have no effect here."
-        return Problem(what=what, fix="leave it out; run.directory=/path chooses the run folder", keys=(bare,))
+        return Problem(
+            what=what, fix="leave it out; run.directory=/path chooses the run folder", keys=(bare,)
+        )
     if bare == "recipe":
         return Problem(what="recipe is given twice.", fix="give it once", keys=("recipe",))
     if "=" not in word:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from muon_offload_cli.config.schema import Config
@@ -33,27 +33,27 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
             raise wrong(f"the {what} {path} is larger than 1 MiB.", f"give the YAML file of a {what}")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise wrong(f"the {what} {path} is no UTF-8 text (byte {error.start}).", "save it as UTF-8") from error
+        raise wrong(
+            f"the {what} {path} is no UTF-8 text (byte {error.start}).", "save it as UTF-8"
+        ) from error
     except OSError as error:
         raise wrong(f"the {what} {path} cannot be read: {error.strerror}.", f"check: ls -l {path}") from error
     try:
-        loaded = OmegaConf.load(io.StringIO(text))
-        if isinstance(loaded, DictConfig) and (loaded or text.strip().startswith("{")):
-            plain = OmegaConf.to_container(loaded, resolve=False)
-            if isinstance(plain, dict):
-                return {str(key): value for key, value in plain.items()}
-        shape = "a list" if OmegaConf.is_list(loaded) else "empty" if not loaded else "no mapping"
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if isinstance(root, yaml.MappingNode):
+            # OmegaConf's own loader refuses a key given twice and reads 3e-3 as a number.
+            plain = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+            return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise wrong(f"{place}: malformed YAML: {error.problem}.", f"correct the {what} there") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise wrong(f"{path}: malformed YAML: {first}.", f"correct the {what} there") from error
     except RecursionError as error:
         raise wrong(f"{path}: malformed YAML: nested too deeply.", f"correct the {what} there") from error
-    except OSError:  # how OmegaConf refuses a file that holds one number or word
-        shape = "a single value"
+    shape = "empty" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
     raise wrong(
         f"the {what} {path} is {shape} where a mapping is due.",
         "write lines such as 'train: {steps: 30}', and parts below 'defaults:'",
