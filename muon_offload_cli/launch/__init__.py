@@ -1,0 +1,1 @@
+"""Running a job: what to run, running it, following it, judging it, saying why it died."""

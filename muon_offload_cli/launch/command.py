@@ -1,0 +1,179 @@
+"""What to run: torchrun's arguments, the environment with its reasons, and both as one script. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muon_offload_cli.config.schema import Config, Device
+from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.launch.folder import RunFolder
+
+WORKER_MODULE = "muon_offload_cli.megatron.worker"
+MAX_GPU_RANK_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One environment variable and why it is set."""
+
+    name: str
+    value: str
+    reason: str
+
+
+def torchrun_command(
+    config: Config, folder: RunFolder, *, python: str, worker: str = WORKER_MODULE
+) -> list[str]:
+    """Return the argument list that starts every rank of this node.
+
+    One node meets at a port that torchrun itself binds (``--standalone``), so that two runs at once
+    cannot choose the same one; several nodes meet at `launcher.master_address`.
+
+    Args:
+        config: The resolved configuration.
+        folder: The run's folder, whose paths the worker gets.
+        python: Interpreter that runs torchrun and, through it, the ranks.
+        worker: Module that runs on each rank.
+
+    Raises:
+        UserError: Several nodes without an address, a port or a valid number of this node.
+    """
+    return [
+        python,
+        "-m",
+        "torch.distributed.run",
+        *_rendezvous(config),
+        f"--nproc-per-node={config.launcher.ranks_per_node}",
+        "-m",
+        worker,
+        str(folder.resolved),
+        str(folder.root),
+    ]
+
+
+def _rendezvous(config: Config) -> list[str]:
+    launcher = config.launcher
+    if launcher.nodes == 1:
+        if launcher.master_port is None:
+            # Without --local-addr the ranks look up the host's own name, which laptops and
+            # containers often cannot resolve.
+            return ["--standalone", "--local-addr=127.0.0.1"]
+        return ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={launcher.master_port}"]
+    problems = []
+    if not launcher.master_address:
+        problems.append(
+            Problem(
+                what=f"launcher.nodes={launcher.nodes} needs launcher.master_address, the name of node 0.",
+                fix="launcher.master_address=HOST_OF_NODE_0",
+                keys=("launcher.nodes", "launcher.master_address"),
+            )
+        )
+    if launcher.master_port is None:
+        problems.append(
+            Problem(
+                what=f"launcher.nodes={launcher.nodes} needs launcher.master_port, a free port on node 0.",
+                fix="launcher.master_port=29500",
+                keys=("launcher.nodes", "launcher.master_port"),
+            )
+        )
+    if not 0 <= launcher.node_rank < launcher.nodes:
+        problems.append(
+            Problem(
+                what=f"launcher.node_rank={launcher.node_rank} is not among 0 to {launcher.nodes - 1}, "
+                f"the nodes of launcher.nodes={launcher.nodes}.",
+                fix="launcher.node_rank=0",
+                keys=("launcher.nodes", "launcher.node_rank"),
+            )
+        )
+    if problems:
+        raise UserError(problems=problems)
+    return [
+        f"--nnodes={launcher.nodes}",
+        f"--node-rank={launcher.node_rank}",
+        f"--master-addr={launcher.master_address}",
+        f"--master-port={launcher.master_port}",
+    ]
+
+
+def environment(config: Config, *, inherited: Mapping[str, str], cores: int, base: Path) -> list[Setting]:
+    """Return the variables that the run needs on top of those it inherits.
+
+    Args:
+        config: The resolved configuration; `device` is no longer ``auto``.
+        inherited: The launcher's environment.
+        cores: CPU cores that this node gives the run.
+        base: Folder that relative entries of PYTHONPATH start from.
+    """
+    settings = [
+        Setting(
+            name="PYTHONUNBUFFERED",
+            value="1",
+            reason="a rank that is killed leaves its last lines in the log",
+        )
+    ]
+    if "OMP_NUM_THREADS" not in inherited:
+        share = max(1, cores // config.launcher.ranks_per_node)
+        if config.device is Device.cuda:
+            share = min(share, MAX_GPU_RANK_THREADS)
+        settings.append(
+            Setting(name="OMP_NUM_THREADS", value=str(share), reason="the ranks of a node share its cores")
+        )
+    parallel = config.parallel
+    if parallel.tp > 1 or parallel.cp > 1 or parallel.sequence_parallel:
+        settings.append(
+            Setting(
+                name="CUDA_DEVICE_MAX_CONNECTIONS",
+                value="1",
+                reason="Megatron demands it with tensor or context parallelism before Blackwell",
+            )
+        )
+    if config.device is Device.cpu:
+        settings.append(
+            Setting(
+                name="TORCHDYNAMO_DISABLE",
+                value="1",
+                reason="CPU start-up is three times faster, losses are equal",
+            )
+        )
+    path = _python_path(config, inherited.get("PYTHONPATH", ""), base)
+    if path:
+        reason = (
+            "megatron.path goes before the installed package" if config.megatron.path else "as the launcher's"
+        )
+        settings.append(Setting(name="PYTHONPATH", value=path, reason=reason))
+    return settings
+
+
+def _python_path(config: Config, inherited: str, base: Path) -> str:
+    entries = [config.megatron.path] if config.megatron.path else []
+    entries += [entry for entry in inherited.split(os.pathsep) if entry]
+    return os.pathsep.join(os.path.normpath(base / Path(entry).expanduser()) for entry in entries)
+
+
+def script(command: Sequence[str], settings: Sequence[Setting], *, base: Path, title: str) -> str:
+    """Write a bash script that a person can paste and edit; the launcher runs this very text.
+
+    Args:
+        command: From `torchrun_command`.
+        settings: From `environment`.
+        base: Working directory of the run, which relative paths in the configuration start from.
+        title: One line for the head of the script.
+    """
+    exports = []
+    for setting in settings:
+        exports += [f"# {setting.reason}", f"export {setting.name}={shlex.quote(setting.value)}"]
+    # One option a line; a value without "=" stays beside its option ("-m module").
+    words = [shlex.quote(word) for word in command]
+    lines = [f"exec {words[0]}"]
+    for previous, word in itertools.pairwise(words):
+        if previous == "-m":
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"  {word}")
+    head = ["#!/usr/bin/env bash", "# " + " ".join(title.split()), "set -eu", f"cd {shlex.quote(str(base))}"]
+    return "\n".join([*head, *exports, " \\\n".join(lines)]) + "\n"

@@ -1,0 +1,156 @@
+"""The run folder: where the launcher and the ranks write, and how a new one is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.errors import UserError, wrong
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFolder:
+    """Names inside one run's folder. The worker knows the same layout by its own constants.
+
+    Attributes:
+        root: Absolute path of the folder.
+    """
+
+    root: Path
+
+    @property
+    def resolved(self) -> Path:
+        """The composed configuration, the only one that a rank reads."""
+        return self.root / "resolved.yaml"
+
+    @property
+    def script(self) -> Path:
+        """The bash script that the launcher itself runs."""
+        return self.root / "run.sh"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the logs."""
+        return self.root / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        """Folder of one JSON-lines file a rank."""
+        return self.root / "metrics"
+
+    @property
+    def reports(self) -> Path:
+        """Folder of one JSON file a rank."""
+        return self.root / "reports"
+
+    @property
+    def summary(self) -> Path:
+        """The verdict as JSON, written by the launcher at the end."""
+        return self.root / "summary.json"
+
+    @property
+    def torchrun_log(self) -> Path:
+        """Torchrun's own output, and that of ranks which died before they opened their log."""
+        return self.logs / "torchrun.log"
+
+    def rank_log(self, rank: int) -> Path:
+        """Standard output and error of one rank."""
+        return self.logs / f"rank_{rank}.log"
+
+    def rank_metrics(self, rank: int) -> Path:
+        """One line of figures a step of one rank."""
+        return self.metrics / f"rank_{rank}.jsonl"
+
+    def rank_report(self, rank: int) -> Path:
+        """What one rank holds and how it ended."""
+        return self.reports / f"rank_{rank}.json"
+
+
+def local_ranks(config: Config) -> Sequence[int]:
+    """Return the global ranks that this node starts, in order."""
+    launcher = config.launcher
+    first = launcher.node_rank * launcher.ranks_per_node
+    return range(first, first + launcher.ranks_per_node)
+
+
+def planned_folder(config: Config, *, now: datetime, base: Path) -> RunFolder:
+    """Say where a run's folder would be, without making or checking it.
+
+    Args:
+        config: The resolved configuration.
+        now: Local time, which names the folder when `run.directory` does not.
+        base: Absolute folder that relative names start from (the working directory).
+    """
+    if config.run.directory is not None:
+        root = base / Path(config.run.directory).expanduser()
+        if config.launcher.nodes > 1:
+            # Nodes usually share a file system, and each launcher needs a folder of its own.
+            root = root / f"node_{config.launcher.node_rank}"
+    else:
+        root = base / "runs" / config.recipe / now.strftime("%Y%m%d-%H%M%S")
+    return RunFolder(root=Path(os.path.normpath(root)))
+
+
+def create_folder(config: Config, *, now: datetime, base: Path) -> RunFolder:
+    """Make the run folder with its subfolders and return it.
+
+    A folder named by time gets ``-2``, ``-3`` and so on when another run took the same second.
+
+    Raises:
+        UserError: `run.directory` is not empty, is no folder, or cannot be made.
+    """
+    folder = planned_folder(config, now=now, base=base)
+    named = config.run.directory is not None
+    try:
+        folder = _claim_named(folder) if named else _claim_fresh(folder)
+        for sub in (folder.logs, folder.metrics, folder.reports):
+            sub.mkdir()
+    except OSError as error:
+        place = (
+            f"run.directory={config.run.directory}"
+            if named
+            else f"the run folder {folder.root} (run.directory)"
+        )
+        raise wrong(
+            f"{place} cannot be made: {error.strerror}: {error.filename or folder.root}.",
+            "run.directory=/a/folder/that/you/may/write",
+            "run.directory",
+        ) from error
+    return folder
+
+
+def _claim_named(folder: RunFolder) -> RunFolder:
+    try:
+        folder.root.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.root.is_dir():
+            raise _taken(folder, "is a file") from None
+        if any(folder.root.iterdir()):
+            raise _taken(folder, "is not empty") from None
+    return folder
+
+
+def _taken(folder: RunFolder, how: str) -> UserError:
+    return wrong(
+        f"run.directory={folder.root} {how}; a run needs a folder of its own.",
+        f"run.directory={folder.root}-2",
+        "run.directory",
+    )
+
+
+def _claim_fresh(folder: RunFolder) -> RunFolder:
+    folder.root.parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    root = folder.root
+    while True:
+        try:
+            root.mkdir()
+        except FileExistsError:
+            number += 1
+            root = folder.root.with_name(f"{folder.root.name}-{number}")
+        else:
+            return RunFolder(root=root)

@@ -1,0 +1,202 @@
+"""Running a job: start it on its leash, follow it, end it, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import psutil
+
+from muon_offload_cli.launch.figures import RankFigures
+from muon_offload_cli.launch.folder import RunFolder
+from muon_offload_cli.launch.follow import Event, Follower
+from muon_offload_cli.launch.tail import Tail
+from muon_offload_cli.records import RankReport
+
+LEASH_MODULE = "muon_offload_cli.launch.leash"
+FAILURE_MARK = "failed (exitcode:"  # torch/distributed/elastic/multiprocessing/api.py
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long a job is given.
+
+    Attributes:
+        poll_s: Between two looks at the rank files.
+        grace_s: Between SIGTERM and SIGKILL.
+        last_word_s: Between the first sign of a dead rank and the end of the whole job by the
+            launcher. Longer than torchrun's own 30 s, which normally settles it.
+    """
+
+    poll_s: float = 0.1
+    grace_s: float = 10.0
+    last_word_s: float = 45.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_code: Of torchrun; 128 + n if signal n ended it.
+        interrupted_by: Number of the signal that a person or a scheduler sent to the launcher.
+        gave_up: Whether the launcher ended a job that had failed and would not end.
+        seconds: Wall time.
+        figures: Per rank of this node.
+        reports: Of the ranks that wrote one.
+    """
+
+    exit_code: int
+    interrupted_by: int | None
+    gave_up: bool
+    seconds: float
+    figures: dict[int, RankFigures]
+    reports: dict[int, RankReport]
+
+
+def run_job(
+    command: Sequence[str],
+    folder: RunFolder,
+    ranks: Sequence[int],
+    on_event: Callable[[Event], None],
+    *,
+    patience: Patience | None = None,
+) -> Outcome:
+    """Run `command` to its end and report events as they are seen.
+
+    SIGINT, SIGTERM and SIGHUP to this process end the job (SIGTERM to every process of it, SIGKILL
+    after the grace; a second signal ends the grace). Whatever happens, also an exception from
+    `on_event` or SIGKILL to this process, no process of the job stays.
+
+    Args:
+        command: What to run, normally ``bash RUN/run.sh``; its output goes to the torchrun log.
+        folder: The run's folder, already made.
+        ranks: Global ranks that this node starts.
+        on_event: Called on this thread.
+        patience: Waiting times.
+    """
+    patience = patience or Patience()
+    follower = Follower(folder, ranks)
+    watch = _FailureWatch(Tail(path=folder.torchrun_log), follower, patience.last_word_s)
+    started = time.monotonic()
+    gave_up = False
+    with _signals_noted() as noted, folder.torchrun_log.open("ab") as log:
+        leash = subprocess.Popen(
+            [sys.executable, "-m", LEASH_MODULE, str(patience.grace_s), *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            while leash.poll() is None and not noted and not gave_up:
+                _drain(follower, on_event)
+                gave_up = watch.is_over(time.monotonic())
+                time.sleep(patience.poll_s)
+        finally:
+            _end(leash, noted, patience)
+        _drain(follower, on_event)
+    return Outcome(
+        exit_code=128 - leash.returncode if leash.returncode < 0 else leash.returncode,
+        interrupted_by=noted.first,
+        gave_up=gave_up,
+        seconds=time.monotonic() - started,
+        figures=follower.figures,
+        reports=follower.reports,
+    )
+
+
+def _drain(follower: Follower, on_event: Callable[[Event], None]) -> None:
+    for event in follower.poll():
+        on_event(event)
+
+
+class _Noted:
+    """Signals that arrived, in order."""
+
+    def __init__(self) -> None:
+        self._signals: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._signals)
+
+    @property
+    def first(self) -> int | None:
+        return self._signals[0] if self._signals else None
+
+    @property
+    def count(self) -> int:
+        return len(self._signals)
+
+    def handle(self, signum: int, _frame: FrameType | None) -> None:
+        self._signals.append(signum)
+
+
+@contextlib.contextmanager
+def _signals_noted() -> Iterator[_Noted]:
+    noted = _Noted()
+    if threading.current_thread() is not threading.main_thread():
+        # Python delivers signals to the main thread only, so there is nothing to note here.
+        yield noted
+        return
+    before = {
+        signum: signal.signal(signum, noted.handle)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield noted
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+class _FailureWatch:
+    """Notices a job in which a rank failed and which does not end by itself."""
+
+    def __init__(self, torchrun_log: Tail, follower: Follower, last_word_s: float) -> None:
+        self._log = torchrun_log
+        self._follower = follower
+        self._last_word_s = last_word_s
+        self._failed_at: float | None = None
+
+    def is_over(self, now: float) -> bool:
+        if self._failed_at is None:
+            marked = any(FAILURE_MARK in line for line in self._log.new_lines())
+            if marked or any(report.error or report.problems for report in self._follower.reports.values()):
+                self._failed_at = now
+        return self._failed_at is not None and now - self._failed_at > self._last_word_s
+
+
+def _end(leash: subprocess.Popen[bytes], noted: _Noted, patience: Patience) -> None:
+    """Close the pipe and wait; ends the job by force if its leash does not."""
+    if leash.stdin is not None:
+        leash.stdin.close()
+    deadline = time.monotonic() + patience.grace_s + 15
+    hurried = False
+    while leash.poll() is None:
+        if noted.count > 1 and not hurried:
+            leash.terminate()
+            hurried = True
+        if time.monotonic() > deadline:
+            _kill_tree(leash)
+            return
+        time.sleep(min(0.05, patience.poll_s))
+
+
+def _kill_tree(leash: subprocess.Popen[bytes]) -> None:
+    try:
+        below = psutil.Process(leash.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        below = []
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    leash.kill()
+    leash.wait()
