@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _train(config_path: Path, folder: Path, report: RankReport, report_path: Path) -> None:
-    from muon_offload_cli.config.files import load_config
+    from muon_offload_cli.config.yaml_files import load_config
 
     config = load_config(config_path)
     if config.device.name == "cpu":
