@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,14 +68,6 @@ class Mount:
     writable: bool
 
 
-def nearest_existing(path: Path) -> Path:
-    """Return the path itself or its closest parent that exists (a file counts)."""
-    for candidate in (path, *path.parents):
-        if candidate.exists():
-            return candidate
-    return Path(path.anchor or "/")
-
-
 def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
     """Return the facts about the filesystem that `path` lies on, or would lie on once it is created.
 
@@ -86,8 +79,7 @@ def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
         OSError: The path cannot be looked at (no permission on a parent, a loop of symlinks, a stale mount).
     """
     directory = Path(os.path.realpath(path))
-    existing = nearest_existing(directory)
-    figures = os.statvfs(existing)
+    existing, figures = _nearest_existing(directory)
     entry = mount_of(existing, read_mounts() if mounts is None else mounts)
     kind = entry.kind if entry else "unknown"
     return Mount(
@@ -102,6 +94,19 @@ def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
         and os.access(existing, os.W_OK | os.X_OK)
         and not figures.f_flag & os.ST_RDONLY,
     )
+
+
+def _nearest_existing(path: Path) -> tuple[Path, os.statvfs_result]:
+    """Return the path itself or its closest parent that exists, with the figures of its filesystem.
+
+    One call per candidate, because a directory shared with other ranks may vanish between two.
+    """
+    for candidate in (path, *path.parents):
+        try:
+            return candidate, os.statvfs(candidate)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def supports_direct_io(directory: Path) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from muon_offload_cli.errors import UserError, does_not_fit, wrong
-from muon_offload_cli.machine.anonymous_file import enable_direct_io, open_anonymous
+from muon_offload_cli.machine.anonymous_file import open_anonymous
 from muon_offload_cli.machine.filesystem import Mount, inspect
 from muon_offload_cli.storage.extent import ALIGNMENT
 from muon_offload_cli.storage.store import StoreError, describe_errno
@@ -17,7 +18,7 @@ from muon_offload_cli.units import format_bytes, round_up
 
 _KEY = "offload.directory"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_CREATE_ATTEMPTS = 20
+_CREATE_ATTEMPTS = 100
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,7 +84,7 @@ def create_reserved(
         # single bytes, which direct I/O refuses.
         _reserve(file, calls)
         if direct:
-            file.direct = enable_direct_io(file.fd)
+            file.direct = calls.enable_direct_io(file.fd)
     except OSError as error:
         file.close()
         if error.errno in _NO_ROOM:
@@ -115,18 +116,19 @@ def _usable(directory: Path) -> Mount:
         raise wrong(f"{_KEY}={directory} is relative.", f"{_KEY}={Path.cwd() / directory}", _KEY)
     try:
         mount = inspect(directory)
-        exists, parent_exists = directory.exists(), directory.parent.is_dir()
+        kind = _kind(directory)
+        parent = _kind(directory.parent)
     except OSError as error:
         raise wrong(
             f"{_KEY}={directory} cannot be looked at: {describe_errno(error)}.",
             f"set {_KEY} to a directory that you may use",
             _KEY,
         ) from error
-    if exists and not directory.is_dir():
+    if kind not in (0, stat.S_IFDIR):
         raise wrong(f"{_KEY}={directory} is not a directory.", f"set {_KEY} to a directory", _KEY)
-    if not exists and not parent_exists:
+    if not kind and parent != stat.S_IFDIR:
         raise wrong(
-            f"{_KEY}={directory} cannot be created: {directory.parent} does not exist.",
+            f"{_KEY}={directory} cannot be created: {directory.parent} does not exist or is a file.",
             f"mkdir -p {directory}",
             _KEY,
         )
@@ -139,31 +141,43 @@ def _usable(directory: Path) -> Mount:
     return mount
 
 
+def _kind(path: Path) -> int:
+    """Return the file type bits of a path, 0 if it does not exist; one call, since other ranks remove it."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
 def _create(directory: Path, needed: int) -> ReservedFile:
     """Make the directory if needed and open the file in it.
 
     Another process that made the directory removes it when its own file closes, possibly between the two
-    steps here; then both are done again.
+    steps here; then both are done again. The second step then says ENOENT, or EPERM (ext4_new_inode for a
+    directory without links).
     """
     created = False
-    for _ in range(_CREATE_ATTEMPTS):
+    for attempt in range(_CREATE_ATTEMPTS):
         try:
-            try:
-                directory.mkdir(mode=0o700)
-                created = True
-            except FileExistsError:
-                pass
+            created = _make(directory)
             fd = open_anonymous(directory)
-            return ReservedFile(fd=fd, directory=directory, size=needed, created_directory=created)
-        except FileNotFoundError:
-            created = False
         except OSError as error:
+            gone = error.errno in (errno.ENOENT, errno.EPERM) and attempt < _CREATE_ATTEMPTS - 1
+            if gone:
+                continue
             if created:
                 _remove_empty(directory)
             raise _cannot_create(directory, error) from error
-    raise wrong(
-        f"{_KEY}={directory} disappears as often as it is created.", f"set {_KEY} to another one", _KEY
-    )
+        break
+    return ReservedFile(fd=fd, directory=directory, size=needed, created_directory=created)
+
+
+def _make(directory: Path) -> bool:
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _cannot_create(directory: Path, error: OSError) -> UserError:
