@@ -14,12 +14,15 @@ MOCK_VOCABULARY = 32000
 """Vocabulary of ``data=mock`` where the model names none; any size will do."""
 
 
-def megatron_flags(config: Config, *, device: str, data_prefix: str | None) -> list[str]:
+def megatron_flags(
+    config: Config, *, device: str, transformer_engine: bool, data_prefix: str | None
+) -> list[str]:
     """Write the flags that make Megatron's own parser give the run that `config` describes.
 
     Args:
         config: Resolved and checked config.
         device: ``cpu`` or ``cuda``, as chosen on this machine.
+        transformer_engine: Whether layers are built from Transformer Engine.
         data_prefix: Indexed dataset without suffix, or None for mock data.
 
     Returns:
@@ -32,7 +35,7 @@ def megatron_flags(config: Config, *, device: str, data_prefix: str | None) -> l
         _optimizer(config),
         _model(config),
         _data(config, data_prefix),
-        _device(device),
+        _device(device, transformer_engine),
         _checkpoint(config),
     )
     for group in groups:
@@ -161,14 +164,16 @@ def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
     yield "no-create-attention-mask-in-dataloader", True
 
 
-def _device(device: str) -> Iterator[tuple[str, Any]]:
+def _device(device: str, transformer_engine: bool) -> Iterator[tuple[str, Any]]:
     yield "distributed-backend", "gloo" if device == "cpu" else "nccl"
-    if device == "cpu":
-        # Fused kernels need CUDA, Apex or Transformer Engine.
+    if not transformer_engine:
+        # These kernels come with Transformer Engine or Apex.
         yield "transformer-impl", "local"
         yield "no-persist-layer-norm", True
         yield "no-masked-softmax-fusion", True
         yield "no-rope-fusion", True
+    if device == "cpu":
+        # Compiled by torch for the GPU.
         yield "no-bias-swiglu-fusion", True
         yield "no-bias-gelu-fusion", True
         yield "no-bias-dropout-fusion", True

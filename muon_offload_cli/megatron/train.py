@@ -62,7 +62,10 @@ def train(config: Config, device: str, observer: Observer) -> None:
     """
     prepared = prepare(config.data)
     prefix = None if prepared.prefix is None else str(prepared.prefix)
-    flags = megatron_flags(config, device=device, data_prefix=prefix)
+    transformer_engine = device == "cuda" and has_transformer_engine()
+    flags = megatron_flags(
+        config, device=device, transformer_engine=transformer_engine, data_prefix=prefix
+    )
     with Substitutions() as stack:
         if device == "cpu":
             stack.enter_context(cpu_device())
@@ -72,7 +75,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
         observer.watch(stack)
         if config.offload.engine is not Engine.none:
             stack.callback(install(offload_settings(config), observer.built).close)
-        _pretrain(prepared, transformer_engine=device == "cuda" and has_transformer_engine())
+        _pretrain(prepared, transformer_engine=transformer_engine)
         observer.finish(digest=config.run.digest)
         torch.distributed.destroy_process_group()
 
