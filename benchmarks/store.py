@@ -1,8 +1,8 @@
 """Compare a store's bandwidth with the drive's own, reads and writes at once.
 
 Raw: threads call preadv and pwritev on the store's file, each with its own buffer. Store: as many threads
-take slots of a staging ring and go through `read_into` and `write_from`. Same file, same kind of buffers on huge
-pages, same requests, alternating rounds, so that a drive that changes its mood changes it for both.
+take slots of a staging ring and go through `read_into` and `write_from`. Same file, same kind of buffers (on
+huge pages), same requests, alternating rounds, so that a drive that changes its mood changes it for both.
 
     python benchmarks/store.py --directory /mnt/nvme0/bench --gib 1 --rounds 5
 """
@@ -44,7 +44,11 @@ def main() -> None:
     ):
         buffers = [own.memory[index * request : (index + 1) * request] for index in range(2 * threads)]
         move = {"raw": _raw(store, buffers), "store": _through(store, ring)}
-        # Every block and buffer is touched before anything is timed: first writes to reserved blocks cost more.
+        # Every block and buffer is touched before anything is timed: the first write to either costs more.
+        slots = [ring.acquire() for _ in range(ring.slots)]
+        for slot in slots:
+            slot.memory[:] = bytes(request)
+            ring.release(slot)
         for warm in move.values():
             _round(warm, extents, extents, threads)
         before = _footprint()
