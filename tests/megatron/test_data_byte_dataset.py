@@ -230,7 +230,9 @@ def test_processes_that_prepare_at_the_same_time_write_once(data):
     assert num_tokens == "263"
 
 
-@pytest.mark.parametrize(("number", "exit_code", "told"), [(errno.ENOSPC, 3, "full"), (errno.EIO, 2, "Input")])
+@pytest.mark.parametrize(
+    ("number", "exit_code", "told"), [(errno.ENOSPC, 3, "full"), (errno.EIO, 2, "Input")]
+)
 def test_a_write_that_fails_leaves_nothing_half_written(data, monkeypatch, number, exit_code, told):
     def fail(self: Any, tensor: Any) -> None:
         raise OSError(number, os.strerror(number))

@@ -40,7 +40,9 @@ def test_a_long_document_is_cut_and_only_its_last_piece_ends_it(tmp_path, monkey
 
 
 def test_each_jsonl_line_is_a_document_and_blank_lines_and_empty_texts_are_none(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"text": "one"}\n\n{"text": ""}\n{"text": "z\\u00e9\\ud800", "id": 1}')
+    path = write(
+        tmp_path / "a.jsonl", '{"text": "one"}\n\n{"text": ""}\n{"text": "z\\u00e9\\ud800", "id": 1}'
+    )
     pieces = list(find_corpus(text(path)).pieces())
     assert pieces == [Piece(b"one", True), Piece("zé\ud800".encode("utf-8", "surrogatepass"), True)]
 
@@ -103,7 +105,7 @@ def test_every_path_that_cannot_be_used_is_told_at_once(tmp_path):
 
 
 def test_no_path_at_all_is_told():
-    with pytest.raises(UserError, match="data.paths is empty"):
+    with pytest.raises(UserError, match=r"data\.paths is empty"):
         find_corpus(text())
 
 
