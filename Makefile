@@ -22,7 +22,7 @@ lint: install ## Run lint, format check, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: install ## Format the code and fix what lint can fix
 	$(BIN)/ruff check --fix .

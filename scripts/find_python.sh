@@ -34,9 +34,9 @@ for minor in 12 13 14; do
     done
     unset IFS
     for candidate in \
-        "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python3 \
-        "$HOME/.pyenv/versions/3.$minor".*/bin/python3 \
-        "$HOME/.local/share/uv/python/cpython-3.$minor".*/bin/python3 \
+        "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/3.$minor".*/bin/python3 \
+        "${HOME:-}/.pyenv/versions/3.$minor".*/bin/python3 \
+        "${HOME:-}/.local/share/uv/python/cpython-3.$minor".*/bin/python3 \
         "/opt/homebrew/bin/python3.$minor" "/usr/local/bin/python3.$minor"; do
         accept "$candidate"
     done

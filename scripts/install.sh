@@ -36,7 +36,7 @@ fi
 
 rm -f "$installed"
 echo "Installing muon-offload, PyTorch and Megatron-core into .venv (about 6 GB; some minutes the first time)"
-if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; then
+if ! .venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'; then
     echo "error: the installation failed; see above, then: make install" >&2
     exit 1
 fi
