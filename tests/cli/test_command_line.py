@@ -12,6 +12,7 @@ import pytest
 
 from muon_offload_cli.cli import main
 from muon_offload_cli.cli.problems import exit_code, print_problems
+from muon_offload_cli.config.rules import all_rules
 from muon_offload_cli.errors import Level, Problem
 
 RECIPE = "recipe=tiny"
@@ -115,7 +116,14 @@ def test_a_broken_recipe_does_not_hide_the_others(tmp_path: Path, capsys: pytest
     assert "broken.yaml" in captured.err
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["check-config"], ["recipes"]])
+def test_rules_are_listed_with_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["rules"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(lines) == {rule.name for rule in all_rules()}
+    assert "builds no layer-wise optimizer" in lines["plain-muon"]
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["check-config"], ["recipes"], ["rules"]])
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*command, "--help"]) == 0
     assert "Usage: muon-offload" in capsys.readouterr().out
