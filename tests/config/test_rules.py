@@ -113,6 +113,11 @@ CASES = [
         "megatron.args.cuda_graph_scope=full_iteration",
         "megatron.args.cuda_graph_scope=attn",
     ),
+    Case(
+        "full-iteration-graph",
+        "megatron.args.cuda-graph-impl=full_iteration",
+        "megatron.args.cuda_graph_impl=local",
+    ),
     Case("fp16", "megatron.args.fp16=true", "megatron.args.fp16=false"),
     Case("param-gather", "megatron.args.overlap_param_gather=true"),
     Case("optimizer-instances", "megatron.args.num-distributed-optimizer-instances=2"),
