@@ -1,0 +1,1 @@
+"""Typer commands: parse, call, print. The only error boundary, and the only part that draws."""

@@ -13,14 +13,16 @@ from muon_offload_cli.errors import Level, Problem
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="recipe=NAME [KEY=VALUE ...]",
+        metavar="recipe=NAME | KEY=VALUE",
         help="A recipe by name or path, then overrides and parts: train.steps=5 data=mock.",
         show_default=False,
     ),
 ]
 RecipeDirectories = Annotated[
     list[Path] | None,
-    typer.Option("--recipe-dir", metavar="FOLDER", help="A folder with recipes of your own.", show_default=False),
+    typer.Option(
+        "--recipe-dir", metavar="FOLDER", help="A folder with recipes of your own.", show_default=False
+    ),
 ]
 
 

@@ -5,7 +5,6 @@ Commands import what they need inside themselves, so that ``--help`` answers at 
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import typer
 from muon_offload_cli.cli.check_config import RecipeDirectories, Words, check_config
 from muon_offload_cli.cli.problems import print_problems, problems_as_json
 from muon_offload_cli.cli.recipes import recipes
+from muon_offload_cli.cli.rules import rules
 from muon_offload_cli.errors import UserError
 
 # What a shell reports for a command that Ctrl-C ended: 128 + SIGINT.
@@ -43,15 +43,24 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved config and the script; start nothing.")
     ] = False,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the summary as JSON on standard output, all else on standard error."
+        ),
+    ] = False,
 ) -> None:
     """Train a recipe: muon-offload train recipe=tiny."""
     from muon_offload_cli.cli.train import train_command
 
-    raise typer.Exit(train_command(words or [], recipe_directories=recipe_dir or [], dry_run=dry_run))
+    raise typer.Exit(
+        train_command(words or [], recipe_directories=recipe_dir or [], dry_run=dry_run, json=json)
+    )
 
 
 app.command("check-config")(check_config)
 app.command("recipes")(recipes)
+app.command("rules")(rules)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -73,10 +82,6 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of a pipe is gone (head, less); what is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:  # noqa: BLE001 - the one boundary
         return _usage_error(error) or _bug()
     return result if isinstance(result, int) else 0

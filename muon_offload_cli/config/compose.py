@@ -210,7 +210,8 @@ def _hidden_parts(
             if key in asked.values or recipe_values.get(key, wanted) == wanted:
                 continue
             yield Problem(
-                what=f"{group}={option} sets {key}={wanted}, but {path} itself sets {key}={recipe_values[key]}.",
+                what=f"{group}={option} sets {key}={wanted}, "
+                f"but {path} itself sets {key}={recipe_values[key]}.",
                 fix=f"{key}={'null' if wanted is None else wanted}",
                 keys=(group, key),
             )

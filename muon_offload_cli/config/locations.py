@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from muon_offload_cli.errors import UserError, does_not_fit, wrong
+from muon_offload_cli.errors import does_not_fit, wrong
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 RECIPE_SUFFIXES = (".yaml", ".yml")
@@ -61,12 +61,6 @@ def group_options() -> dict[str, dict[str, Path]]:
     }
 
 
-def scratch_directory() -> Path | None:
-    """Return ``$SCRATCH/muon_offload`` if SCRATCH is set and not empty, else None."""
-    scratch = os.environ.get("SCRATCH", "")
-    return Path(scratch) / "muon_offload" if scratch else None
-
-
 def default_offload_directory() -> Path:
     """Return where state goes if `offload.directory` is null.
 
@@ -76,26 +70,28 @@ def default_offload_directory() -> Path:
     Raises:
         UserError: SCRATCH is not set and ``/tmp`` is held in memory, or SCRATCH is no absolute path.
     """
-    scratch = scratch_directory()
-    if scratch is not None:
-        if not scratch.is_absolute():
+    scratch = os.environ.get("SCRATCH", "")
+    if scratch:
+        if not Path(scratch).is_absolute():
             raise wrong(
-                f"offload.directory is not set and SCRATCH={os.environ['SCRATCH']} is no absolute path.",
+                f"offload.directory is not set and SCRATCH={scratch} is no absolute path.",
                 "offload.directory=/absolute/folder/on/a/local/drive",
                 "offload.directory",
             )
-        return scratch
-    from muon_offload_cli.machine.filesystem import inspect
-
-    mount = inspect(Path("/tmp"))
-    if mount.is_memory:
-        raise _tmp_in_memory(mount.kind)
+        return Path(scratch) / "muon_offload"
+    kind = _kind_of_memory(Path("/tmp"))
+    if kind is not None:
+        raise does_not_fit(
+            f"offload.directory is not set, SCRATCH is not set, and /tmp is a {kind}: memory, not a disk.",
+            "offload.directory=/absolute/folder/on/a/local/drive",
+            "offload.directory",
+        )
     return Path("/tmp") / f"muon_offload_{os.getuid()}"
 
 
-def _tmp_in_memory(kind: str) -> UserError:
-    return does_not_fit(
-        f"offload.directory is not set, SCRATCH is not set, and /tmp is a {kind}: memory, not a disk.",
-        "offload.directory=/absolute/folder/on/a/local/drive",
-        "offload.directory",
-    )
+def _kind_of_memory(path: Path) -> str | None:
+    """Return the type of the filesystem below `path` if it lives in memory, else None."""
+    from muon_offload_cli.machine.filesystem import inspect
+
+    mount = inspect(path)
+    return mount.kind if mount.is_memory else None

@@ -55,9 +55,10 @@ def split_recipe(words: Sequence[str], known: Iterable[str] = ()) -> tuple[str, 
         return recipes[0], [word for word in words if not word.startswith("recipe=")]
     if len(recipes) > 1:
         raise wrong(f"recipe is given {len(recipes)} times: {', '.join(recipes)}.", "give it once", "recipe")
-    names = list(known)
+    names = sorted(known)
     listed = f" Recipes: {', '.join(names)}." if names else ""
-    raise wrong(f"no recipe is given.{listed}", f"recipe={names[0] if names else 'NAME'}", "recipe")
+    example = "tiny" if "tiny" in names else names[0] if names else "NAME"
+    raise wrong(f"no recipe is given.{listed}", f"recipe={example}", "recipe")
 
 
 def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -> Overrides:
@@ -185,12 +186,23 @@ def _refused_form(word: str) -> Problem | None:
 
 def _malformed(key: str, text: str, message: str) -> Problem:
     reason = message.strip().splitlines()[0] if message.strip() else "not understood"
-    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
     return Problem(
-        what=f"{key}={_short(text)} is malformed: {_short(reason)}.",
-        fix=shlex.quote(f'{key}="{quoted}"') if is_text(key) and len(text) < 500 else "write key=value",
-        keys=(key,),
+        what=f"{key}={_short(text)} is malformed: {_short(reason)}.", fix=_quoted(key, text), keys=(key,)
     )
+
+
+def _quoted(key: str, text: str) -> str:
+    """Return the override with its value in quotes, which take any characters, ready for a shell."""
+    if not is_text(key) or len(text) > 500:
+        return "write key=value"
+    listed = is_list(key)
+    inside = text.removeprefix("[").removesuffix("]") if listed else text
+    items = [
+        item.strip().replace("\\", "\\\\").replace('"', '\\"')
+        for item in (inside.split(",") if listed else [inside])
+    ]
+    joined = ",".join(f'"{item}"' for item in items)
+    return shlex.quote(f"{key}=[{joined}]" if listed else f"{key}={joined}")
 
 
 def _normalised(key: str) -> str:

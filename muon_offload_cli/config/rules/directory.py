@@ -14,6 +14,10 @@ from muon_offload_cli.units import format_bytes
 KEY = "offload.directory"
 _ELSEWHERE = f"{KEY}=/absolute/folder/on/a/local/drive"
 DISK_ENGINES = (Engine.disk, Engine.mapped)
+# Views of the kernel, whose "free space" means nothing even where root may write.
+_PSEUDO_KINDS = frozenset(
+    {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "configfs", "mqueue"}
+)
 
 
 def uses_directory(config: Config) -> bool:
@@ -55,6 +59,15 @@ def in_memory(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
     known = _known(config, facts)
     if known is not None and known.is_memory:
         what = f"{KEY}={known.path} is on {known.mount_point} ({known.kind}): memory, not a disk."
+        yield Problem(what=what, fix=_ELSEWHERE, keys=(KEY,), exit_code=3)
+
+
+@rule(name="directory-pseudo", reason="Views of the kernel keep no files.", machine=True)
+def pseudo(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse /proc, /sys and their kind."""
+    known = _known(config, facts)
+    if known is not None and known.kind in _PSEUDO_KINDS:
+        what = f"{KEY}={known.path} is on {known.mount_point} ({known.kind}), which keeps no files."
         yield Problem(what=what, fix=_ELSEWHERE, keys=(KEY,), exit_code=3)
 
 

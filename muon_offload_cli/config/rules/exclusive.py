@@ -63,16 +63,19 @@ def unserved_readers(config: Config, written: Set[str], facts: MachineFacts) -> 
     reason="A graph of the whole iteration contains the optimizer step, whose addresses move.",
 )
 def full_iteration_graph(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse ``cuda_graph_scope=full_iteration`` next to an engine."""
-    scope = config.megatron.args.get("cuda_graph_scope")
-    scopes = scope if isinstance(scope, list) else [scope]
-    if config.offload.engine is not Engine.none and "full_iteration" in scopes:
-        yield Problem(
-            what=f"megatron.args.cuda_graph_scope=full_iteration with offload.engine="
-            f"{config.offload.engine.name}: the graph would contain the optimizer step.",
-            fix="megatron.args.cuda_graph_scope=null",
-            keys=("megatron.args.cuda_graph_scope", "offload.engine"),
-        )
+    """Refuse a graph of the full iteration next to an engine."""
+    if config.offload.engine is Engine.none:
+        return
+    # The second is the older spelling (megatron/training/arguments.py moves it to the first).
+    for flag in ("cuda_graph_impl", "cuda_graph_scope"):
+        value = next((v for name, v in config.megatron.args.items() if name.replace("-", "_") == flag), None)
+        if "full_iteration" in (value if isinstance(value, list) else [value]):
+            yield Problem(
+                what=f"megatron.args.{flag}=full_iteration with offload.engine="
+                f"{config.offload.engine.name}: the graph would contain the optimizer step.",
+                fix=f"megatron.args.{flag}=null",
+                keys=(f"megatron.args.{flag}", "offload.engine"),
+            )
 
 
 @rule(name="fp16", reason="Muon takes bf16; Megatron's parser accepts fp16 and its builder then fails.")

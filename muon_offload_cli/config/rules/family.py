@@ -97,7 +97,8 @@ def adam_distributed(config: Config, written: Set[str], facts: MachineFacts) -> 
     """Require the distributed optimizer for Adam."""
     if config.optimizer.name == "adam" and not config.optimizer.distributed:
         yield Problem(
-            what="optimizer.name=adam needs Megatron's distributed optimizer, and optimizer.distributed=false.",
+            what="optimizer.name=adam needs Megatron's distributed optimizer, "
+            "and optimizer.distributed=false.",
             fix="optimizer.distributed=true",
             keys=("optimizer.name", "optimizer.distributed"),
         )

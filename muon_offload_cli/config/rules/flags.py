@@ -94,7 +94,9 @@ def flag_form(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         if not _FLAG.fullmatch(flag):
             what = f"{FREE_PREFIX}{name[:80]} is no name of a flag: letters, digits, - and _ alone."
             yield Problem(
-                what=what, fix=f"{FREE_PREFIX}recompute_granularity=full", keys=(FREE_PREFIX + name,)
+                what=what,
+                fix=f"name a flag, as in {FREE_PREFIX}recompute_granularity=full",
+                keys=(FREE_PREFIX + name,),
             )
         items = value if isinstance(value, list) else [value]
         if not all(item is None or isinstance(item, str | int | float | bool) for item in items):

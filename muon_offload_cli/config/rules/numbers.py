@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from muon_offload_cli.config.rules.facts import MachineFacts
@@ -76,7 +76,7 @@ def value_of(config: Config, key: str) -> Any:
 @rule(name="number-range", reason="Counts start at one, rates are finite; Megatron checks few of them.")
 def number_range(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse numbers that are negative, zero, infinite or absurd where that means nothing."""
-    ranges = (
+    ranges: tuple[tuple[dict[str, Any], Callable[[float], bool], str], ...] = (
         (_AT_LEAST_ONE, lambda x: 1 <= x <= _LARGEST, "1 or more"),
         (_NOT_NEGATIVE, lambda x: 0 <= x <= _LARGEST, "0 or more"),
         (_POSITIVE, lambda x: 0 < x <= _LARGEST, "more than 0"),

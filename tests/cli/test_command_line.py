@@ -1,0 +1,195 @@
+"""The command line: exit codes, where text goes, and how fast it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muon_offload_cli.cli import main
+from muon_offload_cli.cli.problems import exit_code, print_problems
+from muon_offload_cli.config.rules import all_rules
+from muon_offload_cli.errors import Level, Problem
+
+RECIPE = "recipe=tiny"
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+
+
+def process(
+    *arguments: str, text: str = "from muon_offload_cli.cli.main import main; main()"
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([RECIPE], 0),
+        ([RECIPE, "offload.chunk_mb=0"], 0),
+        ([RECIPE, "offload.chunk_mb=0", "--strict"], 2),
+        ([RECIPE, "train.stpes=3"], 2),
+        ([RECIPE, "launcher.ranks_per_node=3"], 2),
+        ([RECIPE, "data=mock", "--strict"], 0),
+        (["recipe=tinny"], 2),
+        ([], 2),
+        ([RECIPE, "--no-such-option"], 2),
+        ([RECIPE, "--recipe-dir", "/no/such/folder"], 2),
+        (["recipe=gpt_2b9", "device=auto", "--strict"], 0),
+    ],
+)
+def test_check_config_exits_with_what_was_found(
+    arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["check-config", *arguments]) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_problems_go_to_standard_error_on_unbroken_lines_and_the_verdict_to_standard_output() -> None:
+    long = "/" + "x" * 300
+    done = process("check-config", RECIPE, "data=text", f"data.paths=[{long}]")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"error: data.paths: there is no file {long}.",
+        "  fix: correct data.paths, or take data=stdlib",
+    ]
+    assert done.stdout == "recipe tiny: refused: 1 error\n"
+
+
+def test_json_gives_the_same_as_data_also_for_errors_of_composing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["check-config", RECIPE, "offload.fraction=2", "--json"]) == 2
+    (problem,) = json.loads(capsys.readouterr().out)
+    assert problem == {
+        "rule": "fraction-range",
+        "level": "error",
+        "keys": ["offload.fraction"],
+        "what": "offload.fraction=2 is outside 0 to 1.",
+        "fix": "offload.fraction=1.0",
+    }
+    assert main.run(["check-config", RECIPE, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main.run(["check-config", RECIPE, "nonsense=1", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)[0]["keys"] == ["nonsense"]
+    assert captured.err == ""
+
+
+def test_a_directory_in_memory_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm here")
+    assert main.run(["check-config", RECIPE, "offload.directory=/dev/shm/state"]) == 3
+    assert "tmpfs" in capsys.readouterr().err
+    assert not Path("/dev/shm/state").exists()
+
+
+def test_a_recipe_for_another_cluster_is_judged_here_only_if_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["check-config", "recipe=gpt_2b9", "device=auto", "offload.directory=/dev/full/x"]
+    assert main.run(words) == 0
+    assert "note: offload.directory" in capsys.readouterr().err
+    assert main.run([*words, "--here"]) == 3
+
+
+def test_recipes_are_listed_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.yaml").write_text("description: |\n  two\n  lines\n")
+    assert main.run(["recipes", "--recipe-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["gpt_2b9", "mine", "tiny"]
+    assert lines[1].endswith("two lines")
+
+
+def test_a_broken_recipe_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.yaml").write_text("a: [")
+    assert main.run(["recipes", "--recipe-dir", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert "tiny" in captured.out
+    assert "broken.yaml" in captured.err
+
+
+def test_rules_are_listed_with_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["rules"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(lines) == {rule.name for rule in all_rules()}
+    assert "builds no layer-wise optimizer" in lines["plain-muon"]
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["check-config"], ["recipes"], ["rules"]])
+def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*command, "--help"]) == 0
+    assert "Usage: muon-offload" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    text = (
+        "import sys; from muon_offload_cli.cli.main import run; code = run(['--help']); "
+        "heavy = {'torch', 'megatron', 'hydra', 'omegaconf', 'numpy', 'rich.console'} & set(sys.modules); "
+        "sys.exit(f'{code} {sorted(heavy)}' if code or heavy else 0)"
+    )
+    done = process(text=text)
+    assert done.returncode == 0, done.stderr
+
+
+def test_checking_a_recipe_does_not_import_torch() -> None:
+    text = (
+        "import sys; from muon_offload_cli.cli.main import run; code = run(['check-config', 'recipe=tiny']); "
+        "sys.exit(code or 'torch' in sys.modules or 'megatron' in sys.modules)"
+    )
+    assert process(text=text).returncode == 0
+
+
+def test_an_error_of_ours_keeps_its_traceback_and_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: object, **named: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(main, "app", broken)
+    assert main.run(["recipes"]) == 1
+    assert "RuntimeError: a bug" in capsys.readouterr().err
+
+
+def test_an_interrupt_exits_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "app", interrupted)
+    assert main.run(["recipes"]) == 130
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-c", "from muon_offload_cli.cli.main import main; main()", "recipes"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(write)
+    assert done.stderr == ""
+
+
+def test_escape_sequences_in_values_are_made_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    print_problems([Problem(what="a\x1b[31mb\nc", fix="d\re")])
+    assert capsys.readouterr().err == "error: a\\x1b[31mb\\nc\n  fix: d\\re\n"
+
+
+def test_not_fitting_wins_over_wrong_and_warnings_count_under_strict() -> None:
+    wrong, unfit = Problem(what="a"), Problem(what="b", exit_code=3)
+    warning, note = Problem(what="c", level=Level.WARNING, exit_code=3), Problem(what="d", level=Level.NOTE)
+    assert exit_code([wrong, unfit, wrong]) == 3
+    assert exit_code([warning, note]) == 0
+    assert exit_code([warning, note], strict=True) == 2
+    assert exit_code([note], strict=True) == 0
