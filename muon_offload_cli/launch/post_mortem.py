@@ -177,7 +177,7 @@ def _user_errors(evidence: Evidence, suspects: Sequence[tuple[int, RankExit | No
             for problem in report.problems:
                 read = _problem(problem)
                 found.setdefault((read.what, read.fix), read)
-        elif seen is not None and (seen.signal_name or not _lost_a_peer(report)):
+        elif (seen is not None and seen.signal_name) or not _lost_a_peer(report):
             return []
     return list(found.values())
 
@@ -221,7 +221,10 @@ def _cause(seen: RankExit | None, words: str, machine: MachineFigures) -> str:
     if name == "SIGABRT":
         return "native code gave up (NCCL's watchdog, or an allocator); the last lines say which."
     if _GPU_MEMORY.search(words):
-        return "the GPU's memory is full: smaller train.micro_batch, larger parallel sizes, or smaller offload.chunk_mb."
+        return (
+            "the GPU's memory is full: smaller train.micro_batch, larger parallel sizes, "
+            "or smaller offload.chunk_mb."
+        )
     if _NO_SPACE.search(words):
         return (
             f"a filesystem is full{_free(machine)}. Free space, or set offload.directory to a larger drive."

@@ -90,7 +90,7 @@ def judge(
     # A node of many may own no matrix; a whole run without one did not do what was asked for.
     nothing_to_move = fine and idle and config.launcher.nodes == 1 and _moves(config)
     success = fine and exit_code == 0 and not nothing_to_move
-    headline = _headline(config, rows, reports)
+    headline = _headline(config, rows)
     if nothing_to_move:
         headline = (
             f"0 of {len(rows)} ranks moved anything: the model has no parameters that Muon owns, "
@@ -138,7 +138,7 @@ def _fault(config: Config, report: RankReport, figures: RankFigures | None) -> s
     if report.error or report.problems:
         return f"failed after {steps} of {wanted} steps"
     if not report.finished:
-        return f"died after {steps} of {wanted} steps"
+        return f"did not finish: {steps} of {wanted} steps"
     # A resumed run takes only the steps that its checkpoint has not.
     if report.steps > wanted or (report.steps < wanted and config.resume.source is None):
         return f"finished after {report.steps} of {wanted} steps"
@@ -181,19 +181,26 @@ def _host_tier(config: Config, host_bytes: int) -> bool:
         return host_bytes > 0 and budget == "auto"
 
 
-def _headline(config: Config, rows: list[RankVerdict], reports: Mapping[int, RankReport]) -> str:
+def _headline(config: Config, rows: list[RankVerdict]) -> str:
     good = [row for row in rows if row.fine]
-    text = f"{len(good)} of {len(rows)} ranks: {_where(config, good)}"
-    asides = [f"rank {row.rank} {row.verdict}" for row in rows if not row.fine]
+    told = f"{len(good)} of {len(rows)} ranks" + (
+        f": {_where(config, good)}" if good else " did what was asked for"
+    )
+    by_verdict: dict[str, list[RankVerdict]] = {}
+    for row in rows:
+        if not row.fine:
+            by_verdict.setdefault(row.verdict, []).append(row)
+    asides = [f"{_names(group)} {verdict}" for verdict, group in by_verdict.items()]
     idle = [row for row in good if row.detail]
     if idle:
-        asides.append(f"{_names(idle)} no Muon parameters")
-    return "; ".join([text, *asides])
+        asides.append(f"{_names(idle)} without Muon parameters")
+    return "; ".join([told, *asides])
 
 
 def _names(rows: list[RankVerdict]) -> str:
-    numbers = ", ".join(str(row.rank) for row in rows)
-    return f"rank {numbers} has" if len(rows) == 1 else f"ranks {numbers} have"
+    numbers = [str(row.rank) for row in rows]
+    shown = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank {shown}" if len(rows) == 1 else f"ranks {shown}"
 
 
 def _where(config: Config, rows: list[RankVerdict]) -> str:
