@@ -1,0 +1,109 @@
+"""The command line: parses, calls, and is the one place where errors end.
+
+Commands import what they need inside themselves, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from muon_offload_cli.cli.check_config import RecipeDirectories, Words, check_config
+from muon_offload_cli.cli.problems import print_problems, problems_as_json
+from muon_offload_cli.cli.recipes import recipes
+from muon_offload_cli.errors import UserError
+
+# What a shell reports for a command that Ctrl-C ended: 128 + SIGINT.
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="muon-offload",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    # Help texts drawn with rich would triple the time that --help takes.
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _describe() -> None:
+    """Train Megatron models with Muon's optimizer state on node-local NVMe."""
+
+
+@app.command()
+def train(
+    words: Words = None,
+    recipe_dir: RecipeDirectories = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config and the script; start nothing.")
+    ] = False,
+) -> None:
+    """Train a recipe: muon-offload train recipe=tiny."""
+    from muon_offload_cli.cli.train import train_command
+
+    raise typer.Exit(train_command(words or [], recipe_directories=recipe_dir or [], dry_run=dry_run))
+
+
+app.command("check-config")(check_config)
+app.command("recipes")(recipes)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code.
+
+    Returns:
+        0 fine, 1 a bug of ours (with its traceback), 2 the request is wrong, 3 it does not fit this
+        machine, 4 the training job failed, 130 interrupted.
+    """
+    try:
+        result = app(list(arguments), prog_name="muon-offload", standalone_mode=False)
+    except UserError as error:
+        # Asked of the words themselves: the error may come from before options were read.
+        if "--json" in arguments:
+            typer.echo(problems_as_json(error.problems))
+        else:
+            print_problems(error.problems)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe is gone (head, less); what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the one boundary
+        return _usage_error(error) or _bug()
+    return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: Exception) -> int | None:
+    """Show an error of the option parser and return its code; None if it is something else.
+
+    Told by shape: the parser's exceptions are Click's or Typer's own copy of them, by version.
+    """
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if not callable(show) or not isinstance(code, int):
+        return None
+    show()
+    return code
+
+
+def _bug() -> int:
+    traceback.print_exc()
+    typer.echo("This is a bug in muon-offload; please report it with the lines above.", err=True)
+    return 1
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

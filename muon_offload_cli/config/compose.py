@@ -1,0 +1,281 @@
+"""Composing a run: parts below ``conf/``, a recipe, then the user's overrides, into the schema.
+
+Hydra resolves the recipe's list of parts. Everything that a person can get wrong is looked at before
+and after it, key by key, because Hydra stops at the first error and answers a misspelled key with the
+advice to append it. Precedence, lowest first: schema, parts, recipe, overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from muon_offload_cli.config.keys import (
+    FREE_PREFIX,
+    describe_type,
+    enum_members,
+    is_known,
+    leaf_types,
+    nearest,
+)
+from muon_offload_cli.config.locations import RECIPE_SUFFIXES, find_recipes, group_options, shipped_directory
+from muon_offload_cli.config.overrides import (
+    Overrides,
+    check_key,
+    normal_flag,
+    sort_overrides,
+    unknown_option,
+)
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.yaml_files import read_mapping
+from muon_offload_cli.errors import Problem, UserError, wrong
+
+_SELF = "_self_"
+_PRIMARY = "muon_offload_recipe"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Composition:
+    """A resolved configuration and who wrote what.
+
+    Attributes:
+        config: The whole run.
+        written: Keys that the recipe file or the command line sets itself, not a part or a default.
+    """
+
+    config: Config
+    written: frozenset[str]
+
+
+def compose(
+    recipe: str, overrides: Sequence[str] = (), recipe_directories: Sequence[Path] = ()
+) -> Composition:
+    """Compose a run.
+
+    Args:
+        recipe: Name of a recipe, or path of a recipe file.
+        overrides: ``key=value`` and ``group=option`` words; later ones win.
+        recipe_directories: Folders of the user's own recipes, searched before the shipped ones.
+
+    Raises:
+        UserError: With every problem that was found: unknown recipe, part or key, malformed file or
+            override, wrong type, missing value.
+    """
+    options = group_options()
+    path = find_recipe(recipe, recipe_directories)
+    body = read_mapping(path, "recipe")
+    asked = sort_overrides(overrides, options)
+    problems = asked.problems
+    defaults = _checked_defaults(body.pop("defaults", []), path, options, problems)
+    recipe_values = _recipe_values(body, path, options, problems)
+    if problems:
+        raise UserError(problems=problems)
+
+    parts = dict(_leaves(_compose_parts({**defaults, **asked.parts})))
+    problems += _hidden_parts(asked, options, parts, recipe_values, path)
+    values: dict[str, Any] = {**parts, **recipe_values, **asked.values}
+    config = _typed(values | {"recipe": path.stem}, set(asked.values), path, problems)
+    if config is None or problems:
+        raise UserError(problems=problems)
+    return Composition(config=config, written=frozenset(recipe_values) | frozenset(asked.values))
+
+
+def find_recipe(recipe: str, recipe_directories: Sequence[Path] = ()) -> Path:
+    """Return the file of a recipe given by name or by path (anything with a slash or a YAML suffix).
+
+    Raises:
+        UserError: There is none; names the nearest ones.
+    """
+    if "/" in recipe or recipe.endswith(RECIPE_SUFFIXES):
+        path = Path(recipe).expanduser()
+        if not path.is_file():
+            raise wrong(f"recipe={recipe}: there is no such file.", "recipe=/path/to/file.yaml", "recipe")
+        return path
+    found = find_recipes(recipe_directories)
+    if recipe in found:
+        return found[recipe]
+    near = nearest(recipe, found)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    shown = recipe if len(recipe) <= 120 else recipe[:120] + "..."
+    raise wrong(
+        f"recipe={shown}: there is no such recipe.{hint} Recipes: {', '.join(sorted(found)) or 'none'}.",
+        f"recipe={near[0] if near else next(iter(sorted(found)), 'NAME')}",
+        "recipe",
+    )
+
+
+def _checked_defaults(
+    listed: Any, path: Path, options: Mapping[str, Mapping[str, Path]], problems: list[Problem]
+) -> dict[str, str]:
+    """Return option by group of a recipe's ``defaults`` list; adds what is wrong to `problems`."""
+    fix = f"write 'defaults:' as a list of 'group: option'; groups: {', '.join(options)}"
+    if not isinstance(listed, list):
+        problems.append(Problem(what=f"'defaults' in {path} is no list.", fix=fix))
+        return {}
+    chosen: dict[str, str] = {}
+    for entry in listed:
+        if entry == _SELF:
+            continue
+        if not (isinstance(entry, dict) and len(entry) == 1):
+            problems.append(
+                Problem(what=f"{entry!r} below 'defaults' in {path} is no 'group: option'.", fix=fix)
+            )
+            continue
+        ((group, option),) = entry.items()
+        if group not in options:
+            near = nearest(str(group), options, count=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            what = f"there is no group {group!r} (below 'defaults' in {path}).{hint}"
+            problems.append(Problem(what=what, fix=fix, keys=(str(group),)))
+        elif str(option) not in options[group]:
+            problems.append(unknown_option(group, str(option), list(options[group]), str(path)))
+        elif group in chosen:
+            what = f"the group {group} is chosen twice below 'defaults' in {path}."
+            problems.append(Problem(what=what, fix=f"keep one of {chosen[group]}, {option}", keys=(group,)))
+        else:
+            chosen[group] = str(option)
+    return chosen
+
+
+def _recipe_values(
+    body: Mapping[str, Any],
+    path: Path,
+    options: Mapping[str, Mapping[str, Path]],
+    problems: list[Problem],
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in _leaves(body):
+        if key == "recipe":
+            what = f"{path} sets 'recipe', which is the name of the file."
+            problems.append(Problem(what=what, fix="take that line out", keys=(key,)))
+        elif (problem := check_key(key, options, str(path))) is not None:
+            problems.append(problem)
+        else:
+            values[key] = value
+    return values
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys with their values, where the schema has a value and not a section."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if key.startswith(FREE_PREFIX):
+            key = FREE_PREFIX + normal_flag(key.removeprefix(FREE_PREFIX))
+        if isinstance(value, dict) and not is_known(key):
+            yield from _leaves(value, f"{key}.")
+        elif value is not None or is_known(key):
+            yield key, value
+        # An empty section ("offload:" with nothing below it) sets nothing.
+
+
+def _compose_parts(chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Let Hydra put the chosen parts together."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+
+    store = ConfigStore.instance()
+    store.store(name=_PRIMARY, node={"defaults": [{group: option} for group, option in chosen.items()]})
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(shipped_directory("conf"))):
+            composed = hydra_compose(config_name=_PRIMARY)
+    except (HydraException, OmegaConfBaseException) as error:
+        first = str(error).strip().splitlines()[0]
+        raise wrong(f"the parts below {shipped_directory('conf')} do not compose: {first}.") from error
+    plain = OmegaConf.to_container(composed, resolve=False)
+    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def _hidden_parts(
+    asked: Overrides,
+    options: Mapping[str, Mapping[str, Path]],
+    parts: Mapping[str, Any],
+    recipe_values: Mapping[str, Any],
+    path: Path,
+) -> Iterator[Problem]:
+    """Yield parts chosen on the command line whose values the recipe file overrides.
+
+    A recipe wins over its parts; dropping what was just asked for without a word would be worse
+    than asking again.
+    """
+    for group, option in asked.parts.items():
+        for key in dict(_leaves({group: read_mapping(options[group][option], "part")})):
+            wanted = parts.get(key)
+            if key in asked.values or recipe_values.get(key, wanted) == wanted:
+                continue
+            yield Problem(
+                what=f"{group}={option} sets {key}={wanted}, but {path} itself sets {key}={recipe_values[key]}.",
+                fix=f"{key}={'null' if wanted is None else wanted}",
+                keys=(group, key),
+            )
+
+
+def _typed(
+    values: Mapping[str, Any], from_user: set[str], path: Path, problems: list[Problem]
+) -> Config | None:
+    """Merge values into the schema one by one, so that every wrong type is told and not just the first."""
+    merged = OmegaConf.structured(Config)
+    for key, value in values.items():
+        where = "" if key in from_user else f" (in {path})"
+        try:
+            if key.startswith(FREE_PREFIX):
+                merged.megatron.args[key.removeprefix(FREE_PREFIX)] = value
+            else:
+                OmegaConf.update(merged, key, value, merge=False)
+        except (OmegaConfBaseException, ValueError, TypeError, OverflowError, RecursionError):
+            problems.append(_wrong_type(key, value, where))
+    problems += _unresolved(merged)
+    told = {key for problem in problems for key in problem.keys}
+    for key in leaf_types():
+        if key not in told and _is_missing(merged, key):
+            what = f"{key} has no value: neither the recipe {path.stem} nor an override sets it."
+            problems.append(Problem(what=what, fix=f"{key}={_example(key)}", keys=(key,)))
+    if problems:
+        return None
+    config = OmegaConf.to_object(merged)
+    return config if isinstance(config, Config) else None
+
+
+def _is_missing(merged: DictConfig, key: str) -> bool:
+    section, _, name = key.rpartition(".")
+    parent = OmegaConf.select(merged, section) if section else merged
+    return OmegaConf.is_missing(parent, name)
+
+
+def _unresolved(merged: DictConfig) -> Iterator[Problem]:
+    """Yield ``${...}`` values that lead nowhere, and put the others in their place."""
+    for key, value in list(_leaves(OmegaConf.to_container(merged, resolve=False))):  # type: ignore[arg-type]
+        if not (isinstance(value, str | list | dict) and "${" in str(value)):
+            continue
+        try:
+            node = OmegaConf.select(merged, key)
+            if OmegaConf.is_config(node):
+                OmegaConf.resolve(node)
+            else:
+                OmegaConf.update(merged, key, node, merge=False)
+        except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
+            reason = (str(error).strip() or "not understood").splitlines()[0]
+            yield Problem(
+                what=f"{key}={value} cannot be resolved: {reason}.",
+                fix=f"give {key} a plain value",
+                keys=(key,),
+            )
+
+
+def _wrong_type(key: str, value: Any, where: str) -> Problem:
+    shown = "null" if value is None else str(value)
+    shown = shown if len(shown) <= 120 else shown[:120] + "..."
+    members = enum_members(key)
+    near = nearest(str(value), members, count=1)
+    fix = f"{key}={near[0] if near else members[0]}" if members else f"give {key} {describe_type(key)}"
+    return Problem(what=f"{key}={shown}{where}: it takes {describe_type(key)}.", fix=fix, keys=(key,))
+
+
+def _example(key: str) -> str:
+    return {"train.steps": "30", "train.sequence_length": "2048", "train.global_batch": "8"}.get(key, "...")

@@ -1,0 +1,57 @@
+"""The gates: every combination that cannot work is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from muon_offload_cli.config.rules import (
+    chunks,
+    data,
+    directory,
+    exclusive,
+    family,
+    flags,
+    machine,
+    model,
+    numbers,
+    topology,
+)
+from muon_offload_cli.config.rules.facts import DirectoryFacts, FileFacts, MachineFacts
+from muon_offload_cli.config.rules.registry import Rule, as_note
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.errors import Level, Problem
+
+__all__ = ["DirectoryFacts", "FileFacts", "MachineFacts", "Rule", "all_rules", "check", "refuses"]
+
+_SUBJECTS = (family, numbers, chunks, exclusive, flags, topology, model, data, machine, directory)
+
+
+def all_rules() -> list[Rule]:
+    """Return every rule, by subject, in the order in which problems are told."""
+    return [value for subject in _SUBJECTS for value in vars(subject).values() if isinstance(value, Rule)]
+
+
+def check(config: Config, written: Set[str], facts: MachineFacts, *, here: bool = True) -> list[Problem]:
+    """Run every rule.
+
+    Args:
+        config: The composed run.
+        written: Keys that the user wrote, from `Composition.written`.
+        facts: What is known of the machine at hand.
+        here: The run is meant for this machine; else what only the machine can tell is a note.
+
+    Returns:
+        Everything that was found, errors before warnings before notes.
+    """
+    found: list[Problem] = []
+    for rule in all_rules():
+        problems = rule(config, written, facts)
+        found += problems if here or not rule.machine else map(as_note, problems)
+    order = list(Level)
+    return sorted(found, key=lambda problem: order.index(problem.level))
+
+
+def refuses(problems: Iterable[Problem], *, strict: bool = False) -> list[Problem]:
+    """Return the problems that forbid the run: errors, and warnings too if `strict`."""
+    levels = {Level.ERROR, Level.WARNING} if strict else {Level.ERROR}
+    return [problem for problem in problems if problem.level in levels]

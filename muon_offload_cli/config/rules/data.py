@@ -1,0 +1,108 @@
+"""Training data that is named and is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.schema import Config, DataSource
+from muon_offload_cli.errors import Level, Problem
+
+INDEXED_SUFFIXES = (".bin", ".idx")
+
+
+def data_files(config: Config) -> list[str]:
+    """Return the files that the chosen source reads, as the user gave them."""
+    if config.data.source is DataSource.text:
+        return list(config.data.paths)
+    if config.data.source is DataSource.indexed and config.data.prefix:
+        return [config.data.prefix + suffix for suffix in INDEXED_SUFFIXES]
+    return []
+
+
+@rule(name="data-named", reason="Sources of the user's own read what the user names.")
+def data_named(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Require paths for text and a prefix for indexed data."""
+    if config.data.source is DataSource.text and not config.data.paths:
+        yield Problem(
+            what="data.source=text, and data.paths names no file.",
+            fix="data.paths=[/path/to/text.txt]",
+            keys=("data.source", "data.paths"),
+        )
+    if config.data.source is DataSource.indexed and not config.data.prefix:
+        yield Problem(
+            what="data.source=indexed, and data.prefix is not set.",
+            fix="data.prefix=/path/without/suffix",
+            keys=("data.source", "data.prefix"),
+        )
+
+
+@rule(name="data-unused", reason="Data that is named and not read is a run on other data than was meant.")
+def data_unused(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse paths or a prefix next to a source that reads neither."""
+    readers = {"data.paths": DataSource.text, "data.prefix": DataSource.indexed}
+    for key, source in readers.items():
+        given = config.data.paths if key == "data.paths" else config.data.prefix
+        if given and config.data.source is not source:
+            yield Problem(
+                what=f"{key} is set, and data.source={config.data.source.name} never reads it.",
+                fix=f"data.source={source.name}",
+                keys=(key, "data.source"),
+            )
+
+
+@rule(
+    name="vocabulary",
+    reason="Only byte tokens have a vocabulary that the program itself knows.",
+    machine=False,
+)
+def vocabulary(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Require a vocabulary size where the data source does not give one, and room for all bytes."""
+    size = config.model.vocab_size
+    if size is None:
+        if config.data.source is DataSource.indexed:
+            yield Problem(
+                what="data.source=indexed needs model.vocab_size: the file does not record it.",
+                fix="model.vocab_size=32000",
+                keys=("model.vocab_size", "data.source"),
+            )
+    elif config.data.source in (DataSource.stdlib, DataSource.text) and 1 <= size < 257:
+        yield Problem(
+            what=f"model.vocab_size={size} is too small for byte tokens: 256 bytes and an end of document.",
+            fix="model.vocab_size=null",
+            keys=("model.vocab_size", "data.source"),
+        )
+
+
+@rule(name="data-files", reason="A missing or empty file is found before a GPU starts.", machine=True)
+def files_exist(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse files that are missing, empty, unreadable, or folders."""
+    key = "data.paths" if config.data.source is DataSource.text else "data.prefix"
+    for path in data_files(config):
+        found = facts.files.get(path)
+        if found is None:
+            continue
+        if found.is_folder:
+            what, fix = f"{path} is a folder, not a file", f"name the files in it: {key}=[...]"
+        elif found.num_bytes is None:
+            what, fix = f"there is no file {path}", f"correct {key}, or take data=stdlib"
+        elif not found.readable:
+            what, fix = f"{path} cannot be read by this user", f"chmod u+r {path}"
+        elif found.num_bytes == 0:
+            what, fix = f"{path} is empty", f"take it out of {key}, or take data=stdlib"
+        else:
+            continue
+        yield Problem(what=f"{key}: {what}.", fix=fix, keys=(key,))
+
+
+@rule(name="mock-data", reason="Invented tokens teach nothing, whatever the loss seems to say.")
+def mock_data(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Note that mock data is not for training."""
+    if config.data.source is DataSource.mock:
+        yield Problem(
+            what="data.source=mock: the tokens are invented, good for timing alone.",
+            fix="data.source=stdlib",
+            keys=("data.source",),
+            level=Level.NOTE,
+        )

@@ -1,0 +1,176 @@
+"""Optimizer families, split as Megatron's own paths are.
+
+Megatron rewrites the optimizer's flags while it parses them (``dist_muon`` becomes ``muon`` with
+layer-wise ownership), so these rules look at what the user wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from muon_offload_cli.config.keys import nearest
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.schema import Config, Engine, OptimizerConfig
+from muon_offload_cli.errors import Level, Problem
+
+FAMILIES = ("dist_muon", "muon", "adam")
+# What Megatron's parser also takes (megatron/training/arguments.py, --optimizer).
+OTHER_FAMILIES = ("adaptive_muon", "soap", "lion", "sgd")
+
+# Values of NSCoeffT in emerging_optimizers/orthogonalized_optimizers/muon_utils.py, without
+# "custom", whose coefficients no flag of Megatron can give.
+COEFFICIENT_TYPES = ("simple", "quintic", "polar_express", "cans", "aol", "deepseekv4")
+TP_MODES = ("blockwise", "duplicated", "distributed")
+SCALE_MODES = ("spectral", "unit_rms_norm", "shape_scaling")
+DECAY_STYLES = ("constant", "linear", "cosine")
+
+
+def is_muon(optimizer: OptimizerConfig) -> bool:
+    """Tell whether the matrices are Muon's."""
+    return optimizer.name in ("dist_muon", "muon")
+
+
+def is_layer_wise(optimizer: OptimizerConfig) -> bool:
+    """Tell whether data-parallel ranks own whole parameters."""
+    return optimizer.name == "dist_muon" or (optimizer.name == "muon" and optimizer.layer_wise)
+
+
+@rule(
+    name="optimizer-family",
+    reason="Only dist_muon, muon with layer-wise ownership, and resident Adam have a tested path.",
+)
+def known_family(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse optimizers other than the supported families."""
+    name = config.optimizer.name
+    if name in FAMILIES:
+        return
+    near = nearest(name, FAMILIES, count=1)
+    reason = (
+        "its state cannot be streamed" if name in OTHER_FAMILIES else "there is no such optimizer in Megatron"
+    )
+    yield Problem(
+        what=f"optimizer.name={name}: {reason}; dist_muon, muon (layer-wise) and adam work.",
+        fix=f"optimizer.name={near[0] if near and near[0] != 'muon' else 'dist_muon'}",
+        keys=("optimizer.name",),
+    )
+
+
+@rule(
+    name="plain-muon",
+    reason="Plain muon builds no layer-wise optimizer, the only owner whose state is streamed.",
+)
+def plain_muon(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse muon without layer-wise ownership."""
+    optimizer = config.optimizer
+    if optimizer.name != "muon" or optimizer.layer_wise:
+        return
+    if optimizer.distributed:
+        what = (
+            "optimizer.distributed=true with optimizer.name=muon: Megatron clears that flag for Muon, "
+            "and no layer-wise optimizer is asked for."
+        )
+    else:
+        what = (
+            "optimizer.name=muon cannot stream its state to disk: plain muon builds no layer-wise optimizer."
+        )
+    yield Problem(what=what, fix="optimizer.name=dist_muon", keys=("optimizer.name", "optimizer.layer_wise"))
+
+
+@rule(
+    name="muon-distributed",
+    reason="Megatron clears use_distributed_optimizer for Muon, so the key would do nothing.",
+)
+def muon_distributed(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse the distributed optimizer where layer-wise Muon replaces it."""
+    if is_layer_wise(config.optimizer) and config.optimizer.distributed:
+        yield Problem(
+            what=f"optimizer.distributed=true has no effect with optimizer.name={config.optimizer.name}: "
+            "Megatron clears it, layer-wise ownership takes its place.",
+            fix="optimizer.distributed=false",
+            keys=("optimizer.distributed",),
+        )
+
+
+@rule(name="adam-distributed", reason="Adam's path here is Megatron's distributed optimizer.")
+def adam_distributed(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Require the distributed optimizer for Adam."""
+    if config.optimizer.name == "adam" and not config.optimizer.distributed:
+        yield Problem(
+            what="optimizer.name=adam needs Megatron's distributed optimizer, and optimizer.distributed=false.",
+            fix="optimizer.distributed=true",
+            keys=("optimizer.name", "optimizer.distributed"),
+        )
+
+
+@rule(name="adam-layer-wise", reason="Layer-wise ownership exists for Muon alone.")
+def adam_layer_wise(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse layer-wise Adam."""
+    if config.optimizer.name == "adam" and config.optimizer.layer_wise:
+        yield Problem(
+            what="optimizer.layer_wise=true is for Muon, and optimizer.name=adam.",
+            fix="optimizer.layer_wise=false",
+            keys=("optimizer.layer_wise",),
+        )
+
+
+@rule(name="adam-offload", reason="Adam's state has no streaming path yet; resident Adam trains.")
+def adam_offload(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse an offload engine for Adam."""
+    if config.optimizer.name == "adam" and config.offload.engine is not Engine.none:
+        yield Problem(
+            what=f"offload.engine={config.offload.engine.name} with optimizer.name=adam: "
+            "offloading Adam's state is not supported yet.",
+            fix="offload.engine=none",
+            keys=("optimizer.name", "offload.engine"),
+        )
+
+
+@rule(
+    name="unused-optimizer-keys",
+    reason="A setting that the chosen path never reads would be dropped in silence.",
+)
+def unused_keys(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse Muon's keys written for Adam."""
+    if config.optimizer.name == "adam":
+        for key in sorted(written):
+            if key.startswith("optimizer.muon_"):
+                what = f"{key} is written, and optimizer.name=adam never reads it."
+                yield Problem(what=what, fix="leave it out, or optimizer=dist_muon", keys=(key,))
+
+
+@rule(
+    name="muon-choices",
+    reason="Megatron finds a wrong Newton-Schulz, scale or tensor-parallel mode only at the first step.",
+)
+def muon_choices(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse values that no version of the optimizer takes."""
+    choices = {
+        "muon_coefficient_type": COEFFICIENT_TYPES,
+        "muon_tp_mode": TP_MODES,
+        "muon_scale_mode": SCALE_MODES,
+        "lr_decay_style": DECAY_STYLES,
+    }
+    for name, allowed in choices.items():
+        value = getattr(config.optimizer, name)
+        if value not in allowed:
+            near = nearest(value, allowed, count=1) or list(allowed)
+            yield Problem(
+                what=f"optimizer.{name}={value} is none of {', '.join(allowed)}.",
+                fix=f"optimizer.{name}={near[0]}",
+                keys=(f"optimizer.{name}",),
+            )
+
+
+@rule(name="layer-wise-unread", reason="dist_muon is layer-wise by itself.")
+def layer_wise_refused(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Warn of ``layer_wise=false`` next to a name that implies it."""
+    if config.optimizer.name == "dist_muon" and "optimizer.layer_wise" in written:
+        if config.optimizer.layer_wise:
+            return
+        yield Problem(
+            what="optimizer.layer_wise=false has no effect: optimizer.name=dist_muon is layer-wise.",
+            fix="optimizer.layer_wise=true",
+            keys=("optimizer.layer_wise",),
+            level=Level.WARNING,
+        )

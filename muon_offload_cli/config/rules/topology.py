@@ -1,0 +1,250 @@
+"""How the world divides among the parallel sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.errors import Problem
+from muon_offload_cli.topology import Topology
+
+_UNEVEN_LAYERS = (
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "pipeline_model_parallel_layout",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
+
+
+def topology_of(config: Config) -> Topology:
+    """Return the parallel sizes of a run; `etp` follows `tp` unless set, as in Megatron."""
+    parallel = config.parallel
+    return Topology(
+        world_size=config.launcher.nodes * config.launcher.ranks_per_node,
+        tp=parallel.tp,
+        pp=parallel.pp,
+        cp=parallel.cp,
+        ep=parallel.ep,
+        etp=parallel.tp if parallel.etp is None else parallel.etp,
+    )
+
+
+def _sizes_are_counts(config: Config) -> bool:
+    sizes = topology_of(config)
+    return min(sizes.world_size, sizes.tp, sizes.pp, sizes.cp, sizes.ep, sizes.etp) >= 1
+
+
+def largest_divisor(value: int, limit: int) -> int:
+    """Return the largest divisor of `value` that is at most `limit` (both at least 1)."""
+    return next(size for size in range(min(value, limit), 0, -1) if value % size == 0)
+
+
+@rule(name="world-size", reason="Every rank belongs to one tensor, pipeline and context parallel group.")
+def world_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a world that tp x pp x cp does not divide."""
+    if not _sizes_are_counts(config):
+        return
+    sizes = topology_of(config)
+    group = sizes.tp * sizes.pp * sizes.cp
+    if sizes.world_size % group:
+        nodes = config.launcher.nodes
+        fits = group // _gcd(group, nodes)
+        ranks = max(1, config.launcher.ranks_per_node // fits) * fits
+        yield Problem(
+            what=f"{_world(config)} is not a multiple of {group} = parallel.tp={sizes.tp} x "
+            f"parallel.pp={sizes.pp} x parallel.cp={sizes.cp}.",
+            fix=f"launcher.ranks_per_node={ranks}",
+            keys=("launcher.nodes", "launcher.ranks_per_node", "parallel.tp", "parallel.pp", "parallel.cp"),
+        )
+
+
+@rule(name="expert-world-size", reason="Every rank belongs to one expert, expert-tensor and pipeline group.")
+def expert_world_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a world that ep x etp x pp does not divide."""
+    if not _sizes_are_counts(config) or config.model.moe.num_experts is None:
+        return
+    sizes = topology_of(config)
+    group = sizes.ep * sizes.etp * sizes.pp
+    if sizes.world_size % group:
+        room = max(1, sizes.world_size // (sizes.etp * sizes.pp))
+        ep = largest_divisor(room, min(sizes.ep, config.model.moe.num_experts))
+        fits = sizes.world_size % (ep * sizes.etp * sizes.pp) == 0
+        yield Problem(
+            what=f"{_world(config)} is not a multiple of {group} = parallel.ep={sizes.ep} x "
+            f"expert tensor size {sizes.etp} x parallel.pp={sizes.pp}.",
+            fix=f"parallel.ep={ep}" if fits else "parallel.ep=1 parallel.etp=1",
+            keys=("launcher.ranks_per_node", "parallel.ep", "parallel.etp", "parallel.pp"),
+        )
+
+
+@rule(name="experts-ep", reason="Every expert-parallel rank holds the same number of experts.")
+def experts_over_ep(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse experts that ep does not divide, and ep without experts."""
+    experts, ep = config.model.moe.num_experts, config.parallel.ep
+    if ep <= 1:
+        return
+    if experts is None:
+        yield Problem(
+            what=f"parallel.ep={ep}, and the model {config.model.name} has no experts.",
+            fix="parallel.ep=1",
+            keys=("parallel.ep", "model.moe.num_experts"),
+        )
+    elif experts >= 1 and experts % ep:
+        yield Problem(
+            what=f"model.moe.num_experts={experts} is not a multiple of parallel.ep={ep}.",
+            fix=f"parallel.ep={largest_divisor(experts, ep)}",
+            keys=("model.moe.num_experts", "parallel.ep"),
+        )
+
+
+@rule(name="heads-tp", reason="Every tensor-parallel rank holds whole attention heads.")
+def heads_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse heads and query groups that tp does not divide."""
+    tp, heads, groups = config.parallel.tp, config.model.num_attention_heads, config.model.num_query_groups
+    if tp < 1 or heads < 1:
+        return
+    if heads % tp:
+        yield Problem(
+            what=f"model.num_attention_heads={heads} is not a multiple of parallel.tp={tp}.",
+            fix=f"parallel.tp={largest_divisor(heads, tp)}",
+            keys=("model.num_attention_heads", "parallel.tp"),
+        )
+    elif groups is not None and groups >= 1 and groups % tp:
+        yield Problem(
+            what=f"model.num_query_groups={groups} is not a multiple of parallel.tp={tp}.",
+            fix=f"parallel.tp={largest_divisor(groups, _gcd(heads, tp) if heads % tp else tp)}",
+            keys=("model.num_query_groups", "parallel.tp"),
+        )
+
+
+@rule(name="ffn-tp", reason="The feed-forward matrices are cut by columns and rows over tensor parallelism.")
+def ffn_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse feed-forward and hidden sizes that the tensor-parallel sizes do not divide."""
+    if not _sizes_are_counts(config):
+        return
+    sizes = topology_of(config)
+    cuts = [
+        ("model.ffn_hidden_size", config.model.ffn_hidden_size, "parallel.tp", sizes.tp),
+        ("model.moe.ffn_hidden_size", config.model.moe.ffn_hidden_size, "parallel.etp", sizes.etp),
+        (
+            "model.moe.shared_expert_ffn_hidden_size",
+            config.model.moe.shared_expert_ffn_hidden_size,
+            "parallel.tp",
+            sizes.tp,
+        ),
+    ]
+    for key, size, over, parts in cuts:
+        if size is not None and size >= 1 and size % parts:
+            yield Problem(
+                what=f"{key}={size} is not a multiple of {over}={parts}.",
+                fix=f"{key}={-(-size // parts) * parts}",
+                keys=(key, over),
+            )
+
+
+@rule(name="layers-pp", reason="Pipeline stages hold the same number of layers unless a split is given.")
+def layers_over_pp(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse layers that pp does not divide."""
+    layers, pp = config.model.num_layers, config.parallel.pp
+    if pp > 1 and layers >= 1 and layers % pp and not any(f in config.megatron.args for f in _UNEVEN_LAYERS):
+        yield Problem(
+            what=f"model.num_layers={layers} is not a multiple of parallel.pp={pp}.",
+            fix=f"parallel.pp={largest_divisor(layers, pp)}",
+            keys=("model.num_layers", "parallel.pp"),
+        )
+
+
+@rule(name="global-batch", reason="Every data-parallel rank takes the same number of micro batches a step.")
+def global_batch(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a global batch that micro batch x data-parallel size does not divide."""
+    if not _sizes_are_counts(config):
+        return
+    sizes, micro, batch = topology_of(config), config.train.micro_batch, config.train.global_batch
+    if sizes.dp < 1 or micro < 1 or batch < 1:
+        return
+    step = micro * sizes.dp
+    if batch % step:
+        yield Problem(
+            what=f"train.global_batch={batch} is not a multiple of {step} = train.micro_batch={micro} x "
+            f"data-parallel size {sizes.dp}.",
+            fix=f"train.global_batch={-(-batch // step) * step}",
+            keys=("train.global_batch", "train.micro_batch"),
+        )
+
+
+@rule(name="sequence-parallel", reason="Sequence parallelism cuts the sequence over tensor-parallel ranks.")
+def sequence_parallel(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse sequence parallelism without tensor parallelism, and a sequence that does not divide."""
+    parallel, length = config.parallel, config.train.sequence_length
+    if not parallel.sequence_parallel:
+        return
+    if parallel.tp <= 1:
+        yield Problem(
+            what=f"parallel.sequence_parallel=true needs tensor parallelism, and parallel.tp={parallel.tp}.",
+            fix="parallel.sequence_parallel=false",
+            keys=("parallel.sequence_parallel", "parallel.tp"),
+        )
+    elif length >= 1 and length % parallel.tp:
+        yield Problem(
+            what=f"train.sequence_length={length} is not a multiple of parallel.tp={parallel.tp}, "
+            "which sequence parallelism needs.",
+            fix=f"train.sequence_length={-(-length // parallel.tp) * parallel.tp}",
+            keys=("train.sequence_length", "parallel.tp"),
+        )
+
+
+@rule(
+    name="moe-sequence-parallel",
+    reason="Megatron's experts under tensor parallelism need sequence parallelism.",
+)
+def moe_sequence_parallel(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Require sequence parallelism for experts with tp > 1."""
+    if config.model.moe.num_experts and config.parallel.tp > 1 and not config.parallel.sequence_parallel:
+        yield Problem(
+            what=f"a model with experts and parallel.tp={config.parallel.tp} needs "
+            "parallel.sequence_parallel=true.",
+            fix="parallel.sequence_parallel=true",
+            keys=("parallel.sequence_parallel", "parallel.tp", "model.moe.num_experts"),
+        )
+
+
+@rule(name="sequence-cp", reason="Context parallelism gives every rank two pieces of the sequence.")
+def sequence_over_cp(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a sequence length that 2 x cp does not divide (Megatron's arguments.py, validate_args)."""
+    cp, length = config.parallel.cp, config.train.sequence_length
+    if cp > 1 and length >= 1 and length % (2 * cp):
+        yield Problem(
+            what=f"train.sequence_length={length} is not a multiple of {2 * cp} = 2 x parallel.cp={cp}.",
+            fix=f"train.sequence_length={-(-length // (2 * cp)) * 2 * cp}",
+            keys=("train.sequence_length", "parallel.cp"),
+        )
+
+
+@rule(name="gpus-per-node", reason="Each rank has a GPU of its own on the cluster that the recipe names.")
+def gpus_per_node(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse more ranks than the cluster's nodes have GPUs."""
+    gpus, ranks = config.cluster.gpus_per_node, config.launcher.ranks_per_node
+    if gpus and ranks > gpus:
+        yield Problem(
+            what=f"launcher.ranks_per_node={ranks}, and a node of cluster={config.cluster.name} "
+            f"has {gpus} GPUs.",
+            fix=f"launcher.ranks_per_node={gpus}",
+            keys=("launcher.ranks_per_node", "cluster.gpus_per_node"),
+        )
+
+
+def _world(config: Config) -> str:
+    launcher = config.launcher
+    return (
+        f"the world size {launcher.nodes * launcher.ranks_per_node} (launcher.nodes={launcher.nodes} x "
+        f"launcher.ranks_per_node={launcher.ranks_per_node})"
+    )
+
+
+def _gcd(first: int, second: int) -> int:
+    while second:
+        first, second = second, first % second
+    return first
