@@ -15,7 +15,7 @@ from muon_offload_cli.cli.train_view import TrainView, make_console
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import save_config, to_yaml
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.launch.command import environment, script, torchrun_command
+from muon_offload_cli.launch.command import by_hand, environment, script, torchrun_command
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder, create_folder, local_ranks, planned_folder
 from muon_offload_cli.launch.follow import Event
@@ -52,15 +52,12 @@ def train_command(
     """
     prepared = prepare(words, recipe_directories)
     config, started, base = prepared.config, datetime.now(), Path.cwd()
+    planned = planned_folder(config, now=started, base=base)
+    text = script_text(config, planned, base)
     if dry_run:
-        folder = planned_folder(config, now=started, base=base)
-        sys.stdout.write(
-            f"# {folder.resolved}\n{to_yaml(config)}\n# {folder.script}\n{script_text(config, folder, base)}"
-        )
+        sys.stdout.write(by_hand(to_yaml(config), text, planned))
         print_problems(prepared.remarks)
         return 0
-    planned = planned_folder(config, now=started, base=base)
-    script_text(config, planned, base)  # what is missing for several nodes is said before a folder is made
     folder = create_folder(config, now=started, base=base)
     save_config(config, folder.resolved)
     folder.script.write_text(script_text(config, folder, base))
@@ -91,9 +88,16 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
     ranks = local_ranks(config)
     with view.live():
         outcome = run_job(["bash", str(folder.script)], folder, ranks, on_event)
-    verdict = judge(config, outcome.reports, outcome.figures, ranks=ranks, exit_code=outcome.exit_code)
     died = outcome.exit_code != 0 and outcome.interrupted_by is None
     found = explain(_evidence(config, folder, outcome, kills_before)) if died else None
+    verdict = judge(
+        config,
+        outcome.reports,
+        outcome.figures,
+        ranks=ranks,
+        exit_code=outcome.exit_code,
+        endings={found.rank: found.ending} if found is not None and found.rank is not None else None,
+    )
     code = exit_code_of(outcome, verdict, found)
     summary = summarize(
         config, folder, outcome, verdict, ends, started=started, exit_code=code, failure=found
@@ -103,7 +107,7 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
     if found is not None and found.problems:
         view.line(f"stopped by rank {found.rank}; its log: {found.log}")
         raise UserError(problems=found.problems)
-    view.table(verdict)
+    view.table(verdict, config.offload.engine.name)
     if found is not None:
         view.death(found)
     if outcome.interrupted_by is not None:

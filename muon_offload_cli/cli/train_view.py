@@ -16,10 +16,16 @@ from muon_offload_cli.launch.post_mortem import PostMortem
 from muon_offload_cli.launch.verdict import Verdict
 from muon_offload_cli.units import format_bytes
 
+PIPE_WIDTH = 1000
+
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that never wraps or re-interprets text: paths and fixes are there to be pasted."""
-    return Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    console = Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        # Rich takes a pipe for 80 columns wide and cuts the cells of a table to fit.
+        console.width = PIPE_WIDTH
+    return console
 
 
 class TrainView:
@@ -54,7 +60,7 @@ class TrainView:
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
         )
@@ -87,19 +93,12 @@ class TrainView:
                 self._said.add(note)
                 self._console.print(Text.assemble(("note: ", "bold blue"), printable(note)))
 
-    def table(self, verdict: Verdict) -> None:
+    def table(self, verdict: Verdict, engine: str) -> None:
         """Show one row a rank."""
         table = Table(show_edge=False, pad_edge=False, box=None)
-        for name in (
-            "rank",
-            "on disk",
-            "in host memory",
-            "on device",
-            "Adam, resident",
-            "steps from backend",
-        ):
+        for name in ("rank", "disk", "host", "device", "Adam (device)", f"steps from {engine}"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("verdict", no_wrap=True)
+        table.add_column("verdict", overflow="fold")
         for row in verdict.ranks:
             told = f"{row.verdict} ({row.detail})" if row.detail else row.verdict
             table.add_row(
@@ -111,9 +110,7 @@ class TrainView:
                 f"{row.steps_from_backend}/{row.steps}",
                 Text(printable(told), style="green" if row.fine else "bold red"),
             )
-        # Cells of a table are cut to the console's width even without wrapping: give it what it needs.
-        width = max(self._console.width, table.__rich_measure__(self._console, _wide(self._console)).maximum)
-        self._console.print(table, width=width, crop=False)
+        self._console.print(table)
 
     def death(self, found: PostMortem) -> None:
         """Say why a job died."""
@@ -171,7 +168,3 @@ def attached_text(event: RankReported) -> str:
 def printable(text: str) -> str:
     """Make control characters visible: logs and values may hold sequences that a terminal would obey."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
-def _wide(console: Console):  # type: ignore[no-untyped-def]
-    return console.options.update(width=10_000)

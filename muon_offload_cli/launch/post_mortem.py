@@ -57,6 +57,7 @@ class PostMortem:
     Attributes:
         rank: The rank that died first; None if no rank could be named.
         what: One sentence: which rank, of what, at which step.
+        ending: How that rank ended, as a phrase: ``died of signal 9 (SIGKILL)``.
         cause: The likely cause and what to do about it; may be empty.
         log: File that has the whole story.
         last_lines: End of that rank's log.
@@ -65,6 +66,7 @@ class PostMortem:
 
     rank: int | None
     what: str
+    ending: str = ""
     cause: str = ""
     log: Path | None = None
     last_lines: list[str] = field(default_factory=list)
@@ -125,6 +127,7 @@ def explain(evidence: Evidence) -> PostMortem:
     return PostMortem(
         rank=rank,
         what=f"rank {rank} {ending}, {where}.",
+        ending=ending,
         cause=_cause(seen, "\n".join([report.error if report else "", *lines]), evidence.machine),
         log=log,
         last_lines=lines,

@@ -74,6 +74,7 @@ def judge(
     *,
     ranks: Sequence[int],
     exit_code: int,
+    endings: Mapping[int, str] | None = None,
 ) -> Verdict:
     """Judge a run from what its ranks reported and, independently, from their step records.
 
@@ -83,8 +84,12 @@ def judge(
         figures: Sums of each rank's step records.
         ranks: Ranks that this node started.
         exit_code: Of torchrun.
+        endings: How ranks died, as far as a post-mortem could tell.
     """
-    rows = [_judge_rank(config, rank, reports.get(rank), figures.get(rank)) for rank in ranks]
+    told = endings or {}
+    rows = [
+        _judge_rank(config, rank, reports.get(rank), figures.get(rank), told.get(rank, "")) for rank in ranks
+    ]
     idle = all(report.muon_parameters == 0 for report in reports.values())
     fine = all(row.fine for row in rows)
     # A node of many may own no matrix; a whole run without one did not do what was asked for.
@@ -108,11 +113,13 @@ def _moves(config: Config) -> bool:
 
 
 def _judge_rank(
-    config: Config, rank: int, report: RankReport | None, figures: RankFigures | None
+    config: Config, rank: int, report: RankReport | None, figures: RankFigures | None, ending: str
 ) -> RankVerdict:
     if report is None:
-        return RankVerdict(rank=rank, fine=False, verdict="did not start: it wrote no report")
+        return RankVerdict(rank=rank, fine=False, verdict=ending or "wrote no report")
     fault = _fault(config, report, figures)
+    if ending:
+        fault = f"{ending}: {figures.steps if figures else 0} of {config.train.steps} steps"
     detail = ""
     if _moves(config) and report.muon_parameters == 0:
         detail = "no Muon parameters"

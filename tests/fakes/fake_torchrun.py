@@ -44,7 +44,7 @@ def processes_of(root: Path) -> list[psutil.Process]:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             names_it = any(str(root) in word for word in process.cmdline())
-            links = [os.readlink(f"/proc/{process.pid}/fd/{n}") for n in (1, 2)]
+            links = [str(Path(f"/proc/{process.pid}/fd/{n}").readlink()) for n in (1, 2)]
             if names_it or any(link.startswith(str(root)) for link in links):
                 found.append(process)
         except (psutil.Error, OSError):

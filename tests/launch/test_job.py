@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fake_torchrun
 import psutil
 import pytest
-import fake_torchrun
 
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder

@@ -2,8 +2,9 @@
 
 FAKE_PLAN is JSON: ``{"steps": 3, "pause_s": 0.02, "ranks": {"1": {...}}}``. Keys of a rank: ``die`` (a
 signal to send to itself), ``raise`` (error text), ``problems`` (user errors), ``at`` (after which step,
-default 1; 0: before the first), ``hang``, ``deaf`` (ignores SIGTERM), ``child`` (leaves a grandchild), ``memory`` (keeps
-its state in memory), ``report`` (fields of the report), ``half`` (writes lines in two halves).
+default 1; 0: before the first), ``hang``, ``deaf`` (ignores SIGTERM), ``child`` (leaves a grandchild),
+``memory`` (keeps its state in memory), ``report`` (fields of the report), ``half`` (writes lines in two
+halves).
 """
 
 import json

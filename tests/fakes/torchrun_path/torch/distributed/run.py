@@ -44,8 +44,8 @@ def main(arguments):
         time.sleep(0.02)
     first = bad[0]
     print(
-        f"E1129 16:48:30.742000 4908 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: "
-        f"{codes[first]}) local_rank: {first} (pid: {ranks[first].pid}) of binary: python",
+        f"E1129 16:48:30.742000 4908 torch/distributed/elastic/multiprocessing/api.py:1002] failed "
+        f"(exitcode: {codes[first]}) local_rank: {first} (pid: {ranks[first].pid}) of binary: python",
         flush=True,
     )
     stop(ranks)
