@@ -12,7 +12,7 @@ from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.rules import check, refuses
 from muon_offload_cli.config.schema import Config, Device
-from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine.devices import gpu_count
 
 
@@ -38,11 +38,29 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
     composition = compose(recipe, overrides, recipe_directories)
     config = composition.config
+    remarks = []
     if config.device is Device.auto:
-        config.device = Device.cuda if gpu_count() else Device.cpu
+        remarks = _choose_device(config, gpu_count())
     facts = gather_facts(config, probe=needs_probe(config))
     problems = check(config, composition.written, facts)
     refused = refuses(problems)
     if refused:
         raise UserError(problems=refused)
-    return Prepared(config=resolve_directory(config), remarks=problems)
+    return Prepared(config=resolve_directory(config), remarks=[*remarks, *problems])
+
+
+def _choose_device(config: Config, num_gpus: int) -> list[Problem]:
+    """Replace ``auto``; says so if GPUs are there and not used."""
+    ranks = config.launcher.ranks_per_node
+    config.device = Device.cuda if num_gpus >= ranks else Device.cpu
+    if 0 < num_gpus < ranks:
+        return [
+            Problem(
+                what=f"device=auto trains on the CPU: launcher.ranks_per_node={ranks} "
+                f"needs {ranks} GPUs, and this machine has {num_gpus}.",
+                fix=f"launcher.ranks_per_node={num_gpus} device=cuda, with parallel sizes that divide it",
+                keys=("device", "launcher.ranks_per_node"),
+                level=Level.NOTE,
+            )
+        ]
+    return []

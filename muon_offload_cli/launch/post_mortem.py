@@ -118,12 +118,15 @@ def explain(evidence: Evidence) -> PostMortem:
     report = evidence.reports.get(rank)
     text = evidence.rank_logs.get(rank, "")
     lines, log = _tail(text, rank), evidence.rank_log_paths.get(rank)
-    if not lines:
+    early = early_output(evidence.torchrun_log)
+    if not lines and early:
         # It died before it had a log of its own (an import that fails, for example).
-        lines, log = _tail(early_output(evidence.torchrun_log), rank), evidence.torchrun_log_path
+        lines, log = _tail(early, rank), evidence.torchrun_log_path
     ending = _ending(seen, report, lines)
     taken = evidence.steps.get(rank, 0)
     where = f"after step {taken} of {evidence.total_steps}" if taken else "before its first step"
+    if evidence.gave_up:
+        where += "; the launcher ended the rest, which did not end by itself"
     return PostMortem(
         rank=rank,
         what=f"rank {rank} {ending}, {where}.",
@@ -262,7 +265,7 @@ def _free(machine: MachineFigures) -> str:
 def _tail(text: str, rank: int) -> list[str]:
     """Return the last lines that say something, without the ``[rank3]:`` that torch puts before them."""
     prefix = f"[rank{rank}]:"
-    lines = [line.removeprefix(prefix).rstrip() for line in text.splitlines()]
+    lines = [line.removeprefix(prefix).expandtabs().rstrip() for line in text.splitlines()]
     lines = [line[1:] if line.startswith(" ") and not line.startswith("  ") else line for line in lines]
     return [line for line in lines if line.strip()][-SHOWN_LINES:]
 

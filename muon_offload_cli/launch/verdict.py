@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from muon_offload_cli.config.schema import Config, Engine
@@ -95,7 +95,7 @@ def judge(
     # A node of many may own no matrix; a whole run without one did not do what was asked for.
     nothing_to_move = fine and idle and config.launcher.nodes == 1 and _moves(config)
     success = fine and exit_code == 0 and not nothing_to_move
-    headline = _headline(config, rows)
+    headline = _headline(config, rows, told)
     if nothing_to_move:
         headline = (
             f"0 of {len(rows)} ranks moved anything: the model has no parameters that Muon owns, "
@@ -188,16 +188,20 @@ def _host_tier(config: Config, host_bytes: int) -> bool:
         return host_bytes > 0 and budget == "auto"
 
 
-def _headline(config: Config, rows: list[RankVerdict]) -> str:
+def _headline(config: Config, rows: list[RankVerdict], died: Collection[int]) -> str:
     good = [row for row in rows if row.fine]
+    # Where a rank died, the others only stopped because of it.
+    bad = [row for row in rows if row.rank in died] or [row for row in rows if not row.fine]
     told = f"{len(good)} of {len(rows)} ranks" + (
         f": {_where(config, good)}" if good else " did what was asked for"
     )
-    by_verdict: dict[str, list[RankVerdict]] = {}
-    for row in rows:
-        if not row.fine:
-            by_verdict.setdefault(row.verdict, []).append(row)
-    asides = [f"{_names(group)} {verdict}" for verdict, group in by_verdict.items()]
+    by_fault: dict[str, list[RankVerdict]] = {}
+    for row in bad:
+        by_fault.setdefault(row.verdict.partition(":")[0], []).append(row)
+    asides = []
+    for fault, group in by_fault.items():
+        same = len({row.verdict for row in group}) == 1
+        asides.append(f"{_names(group)} {group[0].verdict if same else fault}")
     idle = [row for row in good if row.detail]
     if idle:
         asides.append(f"{_names(idle)} without Muon parameters")
