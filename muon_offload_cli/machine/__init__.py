@@ -1,0 +1,1 @@
+"""Facts about this machine: filesystems, memory limits, devices. Imports no torch."""

@@ -1,0 +1,127 @@
+"""What lies under a directory: which filesystem, how much room, whether it may be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from muon_offload_cli.machine.anonymous_file import enable_direct_io, open_anonymous
+from muon_offload_cli.machine.mounts import MountEntry, mount_of, read_mounts
+
+MEMORY_KINDS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs"})
+NETWORK_KINDS = frozenset(
+    {
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "coda",
+        "fuse.ceph",
+        "fuse.gcsfuse",
+        "fuse.glusterfs",
+        "fuse.juicefs",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "gfs2",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "orangefs",
+        "panfs",
+        "pvfs2",
+        "smb3",
+        "smbfs",
+        "wekafs",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mount:
+    """The filesystem under a directory.
+
+    Attributes:
+        directory: The directory that was asked for, symlinks resolved; it need not exist.
+        mount_point: Where its filesystem is mounted; empty if that cannot be found out.
+        kind: Type of the filesystem, such as ``xfs``; ``unknown`` if that cannot be found out.
+        is_memory: Its files live in host memory.
+        is_network: Its files live on another machine.
+        total_bytes: Size of the filesystem.
+        free_bytes: What an ordinary user may still write (``f_bavail``).
+        writable: This user may create files in the directory, or create it in its nearest existing parent.
+    """
+
+    directory: Path
+    mount_point: str
+    kind: str
+    is_memory: bool
+    is_network: bool
+    total_bytes: int
+    free_bytes: int
+    writable: bool
+
+
+def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
+    """Return the facts about the filesystem that `path` lies on, or would lie on once it is created.
+
+    Args:
+        path: Absolute path; it need not exist.
+        mounts: Mount table to use instead of this process's own.
+
+    Raises:
+        OSError: The path cannot be looked at (no permission on a parent, a loop of symlinks, a stale mount).
+    """
+    directory = Path(os.path.realpath(path))
+    existing, figures = _nearest_existing(directory)
+    entry = mount_of(existing, read_mounts() if mounts is None else mounts)
+    kind = entry.kind if entry else "unknown"
+    return Mount(
+        directory=directory,
+        mount_point=entry.mount_point if entry else "",
+        kind=kind,
+        is_memory=kind in MEMORY_KINDS,
+        is_network=kind in NETWORK_KINDS,
+        total_bytes=figures.f_blocks * figures.f_frsize,
+        free_bytes=figures.f_bavail * figures.f_frsize,
+        writable=existing.is_dir()
+        and os.access(existing, os.W_OK | os.X_OK)
+        and not figures.f_flag & os.ST_RDONLY,
+    )
+
+
+def _nearest_existing(path: Path) -> tuple[Path, os.statvfs_result]:
+    """Return the path itself or its closest parent that exists, with the figures of its filesystem.
+
+    One call per candidate, because a directory shared with other ranks may vanish between two.
+    """
+    for candidate in (path, *path.parents):
+        try:
+            return candidate, os.statvfs(candidate)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def supports_direct_io(directory: Path) -> bool:
+    """Say whether O_DIRECT works in an existing directory, by writing and reading one page of a file there.
+
+    The file has no name and is gone when this returns. False also where no file can be written at all;
+    `inspect` tells the difference.
+    """
+    try:
+        fd = open_anonymous(directory)
+    except OSError:
+        return False
+    try:
+        return enable_direct_io(fd)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

@@ -1,0 +1,186 @@
+"""From a resolved config to Megatron's command-line flags. Pure: nothing is imported from Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from muon_offload_cli.config.schema import Config, DataSource, Engine
+
+BYTE_VOCABULARY = 256
+"""Token ids of text data: one a byte; Megatron's null tokenizer adds the end-of-document token after them."""
+
+MOCK_VOCABULARY = 32000
+"""Vocabulary of ``data=mock`` where the model names none; any size will do."""
+
+
+def megatron_flags(config: Config, *, device: str, data_prefix: str | None) -> list[str]:
+    """Write the flags that make Megatron's own parser give the run that `config` describes.
+
+    Args:
+        config: Resolved and checked config.
+        device: ``cpu`` or ``cuda``, as chosen on this machine.
+        data_prefix: Indexed dataset without suffix, or None for mock data.
+
+    Returns:
+        Flags in a stable order; ``megatron.args`` come last, so that they win where Megatron lets them.
+    """
+    flags: list[str] = []
+    groups = (
+        _parallel(config),
+        _training(config),
+        _optimizer(config),
+        _model(config),
+        _data(config, data_prefix),
+        _device(device),
+        _checkpoint(config),
+    )
+    for group in groups:
+        for name, value in group:
+            flags += _spell(name, value)
+    return flags + extra_flags(config.megatron.args)
+
+
+def extra_flags(extra: Mapping[str, Any]) -> list[str]:
+    """Spell ``megatron.args``: true gives a flag alone, false and null nothing, a list several values."""
+    flags: list[str] = []
+    for name, value in extra.items():
+        flags += _spell(name, value)
+    return flags
+
+
+def _spell(name: str, value: Any) -> list[str]:
+    flag = "--" + name.lstrip("-").replace("_", "-")
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, list | tuple):
+        return [flag, *map(str, value)]
+    return [flag, str(value)]
+
+
+def _parallel(config: Config) -> Iterator[tuple[str, Any]]:
+    parallel = config.parallel
+    yield "tensor-model-parallel-size", parallel.tp
+    yield "pipeline-model-parallel-size", parallel.pp
+    yield "context-parallel-size", parallel.cp
+    yield "expert-model-parallel-size", parallel.ep
+    yield "expert-tensor-parallel-size", parallel.etp
+    yield "sequence-parallel", parallel.sequence_parallel
+
+
+def _training(config: Config) -> Iterator[tuple[str, Any]]:
+    train = config.train
+    yield "train-iters", train.steps
+    yield "seq-length", train.sequence_length
+    yield "max-position-embeddings", train.sequence_length
+    yield "micro-batch-size", train.micro_batch
+    yield "global-batch-size", train.global_batch
+    yield "seed", train.seed
+    yield "bf16", True
+    yield "log-interval", 1
+    yield "eval-interval", train.steps + 1
+    yield "eval-iters", 0
+    # The fused weight-gradient kernel comes with Apex or Transformer Engine.
+    yield "no-gradient-accumulation-fusion", True
+
+
+def _optimizer(config: Config) -> Iterator[tuple[str, Any]]:
+    optimizer = config.optimizer
+    yield "optimizer", optimizer.name
+    yield "use-distributed-optimizer", optimizer.distributed or (
+        optimizer.layer_wise and optimizer.name == "muon"
+    )
+    yield "lr", optimizer.lr
+    yield "min-lr", optimizer.min_lr
+    yield "lr-warmup-iters", optimizer.lr_warmup_steps
+    yield "lr-decay-style", optimizer.lr_decay_style
+    yield "weight-decay", optimizer.weight_decay
+    yield "clip-grad", optimizer.clip_grad
+    yield "adam-beta1", optimizer.adam_beta1
+    yield "adam-beta2", optimizer.adam_beta2
+    yield "adam-eps", optimizer.adam_eps
+    if optimizer.name in ("muon", "dist_muon"):
+        yield "muon-momentum", optimizer.muon_momentum
+        yield "muon-nesterov", optimizer.muon_nesterov
+        yield "muon-no-split-qkv", not optimizer.muon_split_qkv
+        yield "muon-num-ns-steps", optimizer.muon_num_ns_steps
+        yield "muon-coefficient-type", optimizer.muon_coefficient_type
+        yield "muon-scale-mode", optimizer.muon_scale_mode
+        yield "muon-tp-mode", optimizer.muon_tp_mode
+        yield "no-use-layer-wise-param-layout", not config.megatron.param_layout
+
+
+def _model(config: Config) -> Iterator[tuple[str, Any]]:
+    model = config.model
+    yield "num-layers", model.num_layers
+    yield "hidden-size", model.hidden_size
+    yield "ffn-hidden-size", model.ffn_hidden_size
+    yield "num-attention-heads", model.num_attention_heads
+    if model.num_query_groups is not None:
+        yield "group-query-attention", True
+        yield "num-query-groups", model.num_query_groups
+    yield "kv-channels", model.kv_channels
+    yield "normalization", model.normalization
+    yield "norm-epsilon", model.norm_epsilon
+    yield "swiglu", model.swiglu
+    yield "position-embedding-type", "rope"
+    yield "rotary-base", model.rotary_base
+    yield "rotary-percent", model.rotary_percent
+    yield "qk-layernorm", model.qk_layernorm
+    yield "untie-embeddings-and-output-weights", not model.tied_embeddings
+    yield "disable-bias-linear", not model.add_bias_linear
+    yield "init-method-std", model.init_std
+    yield "attention-dropout", 0.0
+    yield "hidden-dropout", 0.0
+    moe = model.moe
+    if moe.num_experts is not None:
+        yield "num-experts", moe.num_experts
+        yield "moe-router-topk", moe.topk
+        yield "moe-ffn-hidden-size", moe.ffn_hidden_size
+        yield "moe-shared-expert-intermediate-size", moe.shared_expert_ffn_hidden_size
+        yield "moe-layer-freq", moe.layer_freq
+        yield "moe-aux-loss-coeff", moe.aux_loss_coeff
+        yield "moe-router-load-balancing-type", moe.load_balancing
+        yield "moe-token-dispatcher-type", "alltoall"
+        yield "moe-grouped-gemm", moe.grouped_gemm
+
+
+def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
+    data = config.data
+    yield "tokenizer-type", "NullTokenizer"
+    byte_tokens = data.source in (DataSource.stdlib, DataSource.text)
+    yield "vocab-size", config.model.vocab_size or (BYTE_VOCABULARY if byte_tokens else MOCK_VOCABULARY)
+    if data_prefix is None:
+        yield "mock-data", True
+    else:
+        yield "data-path", [data_prefix]
+    yield "split", "1,0,0"
+    yield "num-workers", 0
+    yield "no-create-attention-mask-in-dataloader", True
+
+
+def _device(device: str) -> Iterator[tuple[str, Any]]:
+    yield "distributed-backend", "gloo" if device == "cpu" else "nccl"
+    if device == "cpu":
+        # Fused kernels need CUDA, Apex or Transformer Engine.
+        yield "transformer-impl", "local"
+        yield "no-persist-layer-norm", True
+        yield "no-masked-softmax-fusion", True
+        yield "no-rope-fusion", True
+        yield "no-bias-swiglu-fusion", True
+        yield "no-bias-gelu-fusion", True
+        yield "no-bias-dropout-fusion", True
+
+
+def _checkpoint(config: Config) -> Iterator[tuple[str, Any]]:
+    checkpoint = config.checkpoint
+    yield "ckpt-format", "torch_dist"
+    if checkpoint.directory is not None:
+        yield "save", checkpoint.directory
+        yield "save-interval", checkpoint.interval or config.train.steps
+        yield "no-save-optim", not checkpoint.optimizer
+    if config.resume.source is not None:
+        yield "load", config.resume.source
+        yield "no-load-optim", config.offload.engine is not Engine.none

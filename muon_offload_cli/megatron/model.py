@@ -1,0 +1,54 @@
+"""The model provider: Megatron's GPT from Megatron's flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def make_model_provider(*, transformer_engine: bool) -> Any:
+    """Return a ``model_provider`` for Megatron's `pretrain`.
+
+    A model provider (and not a model config) is what wires the layer-wise parameter layout with its
+    DistributedOptimizer sibling in megatron-core 0.19.2.
+
+    Args:
+        transformer_engine: Build layers from Transformer Engine; False: from Megatron's own local layers.
+    """
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.training import get_args
+    from megatron.training.arguments import core_transformer_config_from_args
+
+    def provide(
+        pre_process: bool = True,
+        post_process: bool = True,
+        vp_stage: int | None = None,
+        config: Any = None,
+        pg_collection: Any = None,
+    ) -> GPTModel:
+        args = get_args()
+        config = config or core_transformer_config_from_args(args)
+        layers = get_gpt_decoder_block_spec(
+            config,
+            use_transformer_engine=transformer_engine,
+            normalization=args.normalization,
+            vp_stage=vp_stage,
+        )
+        return GPTModel(
+            config=config,
+            transformer_layer_spec=layers,
+            vocab_size=args.padded_vocab_size,
+            max_sequence_length=args.max_position_embeddings,
+            pre_process=pre_process,
+            post_process=post_process,
+            fp16_lm_cross_entropy=args.fp16_lm_cross_entropy,
+            parallel_output=True,
+            share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+            position_embedding_type=args.position_embedding_type,
+            rotary_percent=args.rotary_percent,
+            rotary_base=args.rotary_base,
+            vp_stage=vp_stage,
+            pg_collection=pg_collection,
+        )
+
+    return provide

@@ -1,0 +1,150 @@
+"""Watching Megatron's training loop: one record a step, one report a rank."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from muon_offload_cli.megatron import state_census
+from muon_offload_cli.megatron.substitute import Substitutions
+from muon_offload_cli.offload.offloader import StateOffloader
+from muon_offload_cli.offload.plan import Tier
+from muon_offload_cli.records import RankReport, StepRecord
+from muon_offload_cli.units import format_bytes
+
+
+class Observer:
+    """Records what this rank does; owns its metrics file and its report.
+
+    Args:
+        report: The rank's report, kept up to date.
+        report_path: Where it is written.
+        metrics_path: One JSON line a step is appended here.
+        engine: The backend that was asked for.
+    """
+
+    def __init__(self, report: RankReport, report_path: Path, metrics_path: Path, engine: str) -> None:
+        self.report = report
+        self._report_path = report_path
+        self._metrics: TextIO = metrics_path.open("a", buffering=1)
+        self._engine = engine
+        self._offloaders: list[StateOffloader] = []
+        self._model: list[torch.nn.Module] = []
+        self._optimizer: Any = None
+        self._last = time.perf_counter()
+        self._totals = (0, 0, 0.0)
+
+    def watch(self, stack: Substitutions) -> None:
+        """Listen to `megatron.training` until `stack` is closed; its functions are called as before."""
+        from megatron.training import training
+
+        log, setup = training.training_log, training.setup_model_and_optimizer
+        names = inspect.signature(log)
+
+        def training_log(*args: Any, **kwargs: Any) -> Any:
+            self._step(names.bind(*args, **kwargs).arguments)
+            return log(*args, **kwargs)
+
+        def setup_model_and_optimizer(*args: Any, **kwargs: Any) -> Any:
+            built = setup(*args, **kwargs)
+            self._model, self._optimizer = list(built[0]), built[1]
+            self._attached()
+            return built
+
+        stack.replace(training, "training_log", training_log)
+        stack.replace(training, "setup_model_and_optimizer", setup_model_and_optimizer)
+
+    def built(self, optimizer: Any) -> None:
+        """Take note of a Muon optimizer whose state was offloaded."""
+        self._offloaders.append(optimizer.offloader)
+
+    def _bytes(self, tier: Tier) -> int:
+        return sum(offloader.stored_bytes(tier) for offloader in self._offloaders)
+
+    def _attached(self) -> None:
+        report = self.report
+        report.muon_parameters = state_census.muon_parameters(self._optimizer)
+        report.muon_state_bytes = report.muon_parameters * state_census.MUON_ITEM_BYTES
+        report.chunks = sum(len(offloader.plan.chunks) for offloader in self._offloaders)
+        report.disk_bytes = self._bytes(Tier.DISK)
+        report.host_bytes = self._bytes(Tier.HOST)
+        report.gpu_bytes = self._bytes(Tier.GPU) if self._offloaders else report.muon_state_bytes
+        report.engine = self._engine if self._offloaders else "none"
+        for offloader in self._offloaders:
+            store = offloader.stores.get(Tier.DISK)
+            if store is not None:
+                report.directory, report.direct_io = store.path, store.direct
+                if self._engine == "disk" and not store.direct:
+                    report.notes.append(
+                        f"{store.path} refuses direct I/O: reads and writes go through the page cache"
+                    )
+        self.write()
+        self._last = time.perf_counter()
+
+    def _step(self, arguments: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        totals = (
+            sum(offloader.bytes_read for offloader in self._offloaders),
+            sum(offloader.bytes_written for offloader in self._offloaders),
+            sum(offloader.wait_s for offloader in self._offloaders),
+        )
+        sweeps = min((offloader.sweeps for offloader in self._offloaders), default=0)
+        self.report.steps += 1
+        from_backend = sweeps > self.report.steps_from_backend
+        self.report.steps_from_backend = sweeps
+        grad_norm = arguments.get("grad_norm")
+        record = StepRecord(
+            step=arguments["iteration"],
+            loss=_mean_loss(arguments["loss_dict"]),
+            grad_norm=None if grad_norm is None else float(grad_norm),
+            learning_rate=arguments.get("learning_rate"),
+            seconds=now - self._last,
+            engine=self.report.engine if from_backend else "none",
+            chunks=self.report.chunks if from_backend else 0,
+            bytes_read=totals[0] - self._totals[0],
+            bytes_written=totals[1] - self._totals[1],
+            disk_bytes=self.report.disk_bytes,
+            host_bytes=self.report.host_bytes,
+            gpu_bytes=self.report.gpu_bytes,
+            wait_s=totals[2] - self._totals[2],
+            gpu_peak_bytes=torch.cuda.max_memory_allocated(),
+        )
+        self._metrics.write(record.to_json() + "\n")
+        print(f"muon state step: {self._where()}", flush=True)
+        self._totals = totals
+        self._last = time.perf_counter()
+
+    def _where(self) -> str:
+        places = ((self.report.disk_bytes, "on disk"), (self.report.host_bytes, "in host memory"))
+        parts = [f"{format_bytes(nbytes)} {place}" for nbytes, place in places if nbytes]
+        if self.report.gpu_bytes or not parts:
+            parts.append(f"{format_bytes(self.report.gpu_bytes)} on the device")
+        return ", ".join(parts)
+
+    def finish(self, *, digest: bool) -> None:
+        """Complete the report after training; hashes need every tier to hold the current bytes."""
+        for offloader in self._offloaders:
+            offloader.synchronize()
+        self.report.adam_state_bytes = state_census.sibling_state_bytes(self._optimizer)
+        if digest:
+            self.report.digests = state_census.digests(self._model, self._optimizer)
+        self.report.finished = True
+        self.write()
+
+    def write(self) -> None:
+        """Write the report."""
+        self.report.write(self._report_path)
+
+    def close(self) -> None:
+        """Close the metrics file."""
+        self._metrics.close()
+
+
+def _mean_loss(losses: dict[str, Any]) -> float | None:
+    """Take the language-model loss of a step; ranks without the last pipeline stage have none."""
+    value = losses.get("lm loss")
+    return None if value is None else float(value)

@@ -1,0 +1,73 @@
+"""What Megatron needs where neither Transformer Engine nor Apex is installed, on CPUs and GPUs alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from muon_offload_cli.megatron.substitute import Substitutions
+
+
+def has_transformer_engine() -> bool:
+    """Whether Megatron finds Transformer Engine and would build its layers from it."""
+    from megatron.core.utils import is_te_min_version  # imports nothing of TE itself
+
+    try:
+        import transformer_engine  # noqa: F401
+    except ImportError:
+        return False
+    return bool(is_te_min_version("1.9.0"))
+
+
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Make up for missing fused libraries until the context is left."""
+    with Substitutions() as stack:
+        _allow_sequence_parallel_norm(stack)
+        _skip_compiling_shipped_helpers(stack)
+        yield
+
+
+def _allow_sequence_parallel_norm(stack: Substitutions) -> None:
+    """Build torch's norms under sequence parallelism.
+
+    Megatron refuses them there because nothing tags their parameters for the gradient all-reduce over the
+    tensor-parallel group; tagged ``sequence_parallel``, ``finalize_model_grads`` treats them like its own.
+    """
+    from megatron.core.transformer import torch_norm
+
+    class _Untouched:
+        """A config that says no to sequence parallelism and passes everything else through."""
+
+        def __init__(self, config: Any) -> None:
+            self._config = config
+
+        sequence_parallel = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._config, name)
+
+    build = torch_norm.WrappedTorchNorm.__new__
+
+    def build_tagged(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        module: torch.nn.Module = build(cls, _Untouched(config), *args, **kwargs)
+        if config.sequence_parallel:
+            for parameter in module.parameters():
+                parameter.sequence_parallel = True  # type: ignore[attr-defined]
+        return module
+
+    stack.replace(torch_norm.WrappedTorchNorm, "__new__", build_tagged)
+
+
+def _skip_compiling_shipped_helpers(stack: Substitutions) -> None:
+    """The wheel ships the dataset helpers compiled, without the Makefile that Megatron would run."""
+    from megatron.core.datasets import utils
+
+    try:
+        from megatron.core.datasets import helpers_cpp  # noqa: F401
+    except ImportError:
+        return
+    stack.replace(utils, "compile_helpers", lambda: None)

@@ -1,0 +1,105 @@
+"""One rank's training: Megatron's own loop, given our model, data and optimizer state."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muon_offload_cli.config.schema import Config, Device, Engine
+from muon_offload_cli.errors import wrong
+from muon_offload_cli.megatron.attach import install
+from muon_offload_cli.megatron.cpu_device import cpu_device
+from muon_offload_cli.megatron.data.byte_dataset import prepare
+from muon_offload_cli.megatron.flags import megatron_flags
+from muon_offload_cli.megatron.observer import Observer
+from muon_offload_cli.megatron.plain_torch import has_transformer_engine, plain_torch
+from muon_offload_cli.megatron.substitute import Substitutions
+from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.units import GIB, MIB
+
+
+def choose_device(device: Device) -> str:
+    """Return ``cuda`` or ``cpu``; ``auto`` takes CUDA where torch sees a GPU.
+
+    Raises:
+        UserError: CUDA was asked for and torch sees no GPU.
+    """
+    if device is Device.cpu:
+        return "cpu"
+    if torch.cuda.is_available() and torch.cuda.device_count() > 0:
+        return "cuda"
+    if device is Device.cuda:
+        raise wrong("device=cuda, but torch sees no GPU here.", "device=cpu", "device")
+    return "cpu"
+
+
+def offload_settings(config: Config) -> OffloadSettings:
+    """Turn the config's units into one rank's settings; a node's budget is shared by its ranks."""
+    offload = config.offload
+    return OffloadSettings(
+        engine=offload.engine.name,
+        directory=None if offload.directory is None else Path(offload.directory),
+        chunk_bytes=round(offload.chunk_mb * MIB),
+        fraction=offload.fraction,
+        host_bytes=round(float(offload.host_memory_gb) * GIB) // config.launcher.ranks_per_node,
+        windows=offload.windows,
+        io_threads=offload.io_threads,
+        staging_bytes=round(offload.staging_mb * MIB),
+    )
+
+
+def train(config: Config, device: str, observer: Observer) -> None:
+    """Train as `config` says; returns when the last step is done.
+
+    Args:
+        config: Resolved and checked config.
+        device: ``cpu`` or ``cuda``.
+        observer: Gets every step, and the final state.
+    """
+    prepared = prepare(config.data)
+    prefix = None if prepared.prefix is None else str(prepared.prefix)
+    flags = megatron_flags(config, device=device, data_prefix=prefix)
+    with Substitutions() as stack:
+        if device == "cpu":
+            stack.enter_context(cpu_device())
+        stack.enter_context(plain_torch())
+        # Megatron's parser reads the process's arguments and nothing else.
+        stack.replace(sys, "argv", [sys.argv[0], *flags])
+        observer.watch(stack)
+        if config.offload.engine is not Engine.none:
+            stack.callback(install(offload_settings(config), observer.built).close)
+        _pretrain(prepared, transformer_engine=device == "cuda" and has_transformer_engine())
+        observer.finish(digest=config.run.digest)
+        torch.distributed.destroy_process_group()
+
+
+def _pretrain(prepared: Any, *, transformer_engine: bool) -> None:
+    from megatron.core.enums import ModelType
+    from megatron.training import pretrain
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
+    from megatron.training.arguments import parse_and_validate_args
+
+    from muon_offload_cli.megatron.data.forward_step import make_forward_step
+    from muon_offload_cli.megatron.data.provider import make_datasets_provider
+    from muon_offload_cli.megatron.model import make_model_provider
+
+    args = parse_and_validate_args()
+    given: dict[str, Any] = {
+        "cfg_container": pretrain_cfg_container_from_args(args),
+        "train_valid_test_dataset_provider": make_datasets_provider(prepared),
+        "model_provider": make_model_provider(transformer_engine=transformer_engine),
+        "model_type": ModelType.encoder_or_decoder,
+        "forward_step_func": make_forward_step(),
+    }
+    missing = set(given) - set(inspect.signature(pretrain).parameters)
+    if missing:
+        raise wrong(
+            f"this Megatron's pretrain() takes no {', '.join(sorted(missing))}",
+            'pip install "megatron-core==0.19.2"',
+            "megatron.path",
+        )
+    pretrain(**given)

@@ -1,0 +1,223 @@
+"""The offloader: Muon's masters and momenta of one rank, in their tiers between steps.
+
+Knows torch, not Megatron. The owner of the optimizer drives it: it is born with the shapes, filled chunk by
+chunk, swept once a step, and synchronized before anyone reads the state from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from muon_offload_cli.offload.mover import PIECE_BYTES, AddressableMover, Mover, StagedMover, as_bytes
+from muon_offload_cli.offload.pipeline import Pipeline
+from muon_offload_cli.offload.plan import (
+    STATE_ITEM_BYTES,
+    Chunk,
+    ChunkPlan,
+    ParameterSpec,
+    Slot,
+    Tier,
+    plan_chunks,
+)
+from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.offload.window import make_windows
+from muon_offload_cli.storage.direct import DirectStore
+from muon_offload_cli.storage.extent import ALIGNMENT, Extent, lay_out
+from muon_offload_cli.storage.mapped import MappedStore
+from muon_offload_cli.storage.memory import MemoryStore
+from muon_offload_cli.storage.ring import StagingRing
+from muon_offload_cli.storage.store import Store
+from muon_offload_cli.units import round_up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkState:
+    """The state of one chunk's parameters, as fp32 tensors in the parameters' shapes.
+
+    Attributes:
+        chunk: Number of the chunk in the plan.
+        parameters: Indices of the parameters, in optimizer order.
+        masters: Master weight of each.
+        momenta: Momentum of each.
+    """
+
+    chunk: int
+    parameters: tuple[int, ...]
+    masters: tuple[torch.Tensor, ...]
+    momenta: tuple[torch.Tensor, ...]
+
+
+class StateOffloader:
+    """Keeps the state of `parameters` in its tiers and brings it to the device chunk by chunk.
+
+    Args:
+        parameters: Shapes in the optimizer's order.
+        settings: Engine, budgets, directory.
+        device: Where the optimizer steps.
+
+    Raises:
+        UserError: The directory cannot be used or the state does not fit there; nothing is left behind.
+    """
+
+    def __init__(
+        self, parameters: Sequence[ParameterSpec], settings: OffloadSettings, device: torch.device
+    ) -> None:
+        self.settings = settings
+        self.plan: ChunkPlan = plan_chunks(
+            parameters,
+            chunk_bytes=settings.chunk_bytes,
+            fraction=settings.fraction,
+            host_bytes=settings.host_bytes,
+            disk=settings.engine != "host",
+        )
+        self._parameters = parameters
+        self._device = device
+        self._resources = ExitStack()
+        with ExitStack() as guard:
+            guard.callback(self._resources.close)
+            self._allocate(settings, device)
+            guard.pop_all()
+        self.sweeps = 0
+
+    def _allocate(self, settings: OffloadSettings, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        streamed = self.plan.of_tier(Tier.HOST, Tier.DISK)
+        self._extents: dict[int, Extent] = {}
+        self.stores: dict[Tier, Store] = {}
+        self._movers: dict[Tier, Mover] = {}
+        for tier in (Tier.HOST, Tier.DISK):
+            chunks = self.plan.of_tier(tier)
+            if not chunks:
+                continue
+            extents = lay_out([chunk.nbytes for chunk in chunks])
+            self._extents.update(zip((chunk.index for chunk in chunks), extents, strict=True))
+            size = extents[-1].offset + extents[-1].nbytes
+            store = self._resources.enter_context(_open_store(tier, settings, size, pinned))
+            self.stores[tier] = store
+            self._movers[tier] = _make_mover(store, settings, device, pinned)
+        windows = make_windows(streamed, settings.windows, device)
+        self.window_bytes = sum(window.memory.numel() for window in windows)
+        self._gpu_images = {
+            chunk.index: torch.zeros(chunk.nbytes, dtype=torch.uint8, device=device)
+            for chunk in self.plan.of_tier(Tier.GPU)
+        }
+        self._pipeline = Pipeline(streamed, self._extents, self._movers, windows, device)
+        self._resources.callback(self._pipeline.close)
+
+    def fill(self, load: bool = False) -> Iterator[ChunkState]:
+        """Visit every chunk on the device in order to write it; what is written goes to its tier.
+
+        Args:
+            load: Bring the present bytes first; False gives zeros, for masters that are being born.
+        """
+        for chunk in self.plan.of_tier(Tier.GPU):
+            yield self._state(chunk, self._gpu_images[chunk.index])
+        for chunk, image in self._pipeline.sweep(load=load):
+            if not load:
+                image.zero_()
+            yield self._state(chunk, image)
+
+    def sweep(self) -> Iterator[ChunkState]:
+        """Visit every chunk once on the device, for one optimizer step; chunks are written back behind.
+
+        Work that the caller enqueues on the current stream between two visits is part of the first.
+
+        Raises:
+            OSError: A read or a write failed, with path and errno.
+        """
+        yield from self.fill(load=True)
+        self.sweeps += 1
+
+    def resting(self) -> list[ChunkState]:
+        """Return CPU views (device views for the GPU tier) of all state where it lies between steps.
+
+        They show current values after `synchronize`. Writing through them is lost if the chunk has been
+        read ahead: use `fill(load=True)`.
+        """
+        return [self._resting(chunk) for chunk in self.plan.chunks]
+
+    def _resting(self, chunk: Chunk) -> ChunkState:
+        if chunk.tier is Tier.GPU:
+            return self._state(chunk, self._gpu_images[chunk.index])
+        memory = self.stores[chunk.tier].view(self._extents[chunk.index])
+
+        def view(parameter: int, slot: Slot) -> torch.Tensor:
+            # A storage of the tensor's own size: Megatron's checkpoint writer clones tensors whose storage
+            # is larger than themselves.
+            own = memory[slot.offset : slot.offset + slot.nbytes]
+            return torch.frombuffer(own, dtype=torch.float32).view(self._parameters[parameter].shape)
+
+        return _chunk_state(chunk, view)
+
+    def synchronize(self) -> None:
+        """Block until every tier holds the current bytes."""
+        self._pipeline.synchronize()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds so far in which the training thread waited for copies or the disk."""
+        return self._pipeline.wait_s
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from disk so far."""
+        return sum(mover.bytes_read for mover in self._movers.values() if mover.store.on_disk)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes written to disk so far."""
+        return sum(mover.bytes_written for mover in self._movers.values() if mover.store.on_disk)
+
+    def stored_bytes(self, tier: Tier) -> int:
+        """Bytes that `tier` holds between steps, alignment included."""
+        return self.plan.bytes_of(tier)
+
+    def close(self) -> None:
+        """Stop all threads, release memory, and with it the file that has no name."""
+        self._resources.close()
+
+    def _state(self, chunk: Chunk, image: torch.Tensor) -> ChunkState:
+        def view(parameter: int, slot: Slot) -> torch.Tensor:
+            shape = self._parameters[parameter].shape
+            return image[slot.offset : slot.offset + slot.nbytes].view(torch.float32).view(shape)
+
+        return _chunk_state(chunk, view)
+
+
+def _chunk_state(chunk: Chunk, view: Callable[[int, Slot], torch.Tensor]) -> ChunkState:
+    return ChunkState(
+        chunk=chunk.index,
+        parameters=chunk.parameters,
+        masters=tuple(map(view, chunk.parameters, chunk.masters)),
+        momenta=tuple(map(view, chunk.parameters, chunk.momenta)),
+    )
+
+
+def state_bytes(parameters: Sequence[ParameterSpec]) -> int:
+    """Bytes of momentum and master weight of `parameters`: 8 an element."""
+    return sum(2 * STATE_ITEM_BYTES * parameter.numel for parameter in parameters)
+
+
+def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) -> Store:
+    if tier is Tier.HOST:
+        return MemoryStore(size, pin=pinned)
+    if settings.directory is None:
+        raise ValueError(f"engine {settings.engine} needs a directory")
+    if settings.engine == "mapped":
+        return MappedStore(settings.directory, size)
+    return DirectStore(settings.directory, size)
+
+
+def _make_mover(store: Store, settings: OffloadSettings, device: torch.device, pinned: bool) -> Mover:
+    if not isinstance(store, DirectStore):
+        return AddressableMover(store, device)
+    largest = settings.chunk_bytes or PIECE_BYTES
+    piece_bytes = round_up(min(PIECE_BYTES, largest, store.size), ALIGNMENT)
+    # Half of the ring reads, half writes; more buffers than there are pieces would never be used.
+    slots = max(1, min(settings.staging_bytes // piece_bytes // 2, -(-store.size // piece_bytes)))
+    rings = [StagingRing(slots, piece_bytes, pin=pinned) for _ in range(2)]
+    return StagedMover(store, device, rings[0], rings[1], settings.io_threads)

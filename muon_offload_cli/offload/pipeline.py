@@ -1,0 +1,203 @@
+"""The life of a step: chunk i+1 is fetched, chunk i is stepped, chunk i-1 is written back.
+
+The training thread owns the order. Two threads copy, one toward the device and one away from it; they take
+work in that same order. A fault in any thread fails the pipeline: the training thread meets the original
+error at its next wait, and every other thread is woken.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from muon_offload_cli.offload import lane as lanes
+from muon_offload_cli.offload.mover import Mover
+from muon_offload_cli.offload.ordered_thread import OrderedThread
+from muon_offload_cli.offload.plan import Chunk, Tier
+from muon_offload_cli.offload.window import Window
+from muon_offload_cli.storage.extent import Extent
+
+
+@dataclass(kw_only=True, slots=True)
+class _Visit:
+    """One passage of a chunk through its window."""
+
+    chunk: Chunk
+    window: Window
+    turn: int
+    arrived: Future[torch.cuda.Event | None]
+
+
+class Pipeline:
+    """Moves the streamed chunks of one rank through the windows.
+
+    Args:
+        chunks: Streamed chunks in plan order (tiers host and disk).
+        extents: Place of each chunk in its tier's store, by chunk index.
+        movers: One mover a tier.
+        windows: Device memory; the i-th of `chunks` uses window ``i % len(windows)``.
+        device: Where the windows are.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        extents: Mapping[int, Extent],
+        movers: Mapping[Tier, Mover],
+        windows: Sequence[Window],
+        device: torch.device,
+    ) -> None:
+        self._chunks = list(chunks)
+        self._extents = extents
+        self._movers = movers
+        self._windows = windows
+        self._device = device
+        self._position = {chunk.index: position for position, chunk in enumerate(self._chunks)}
+        self._written: dict[int, Future[None]] = {}
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        enter = lanes.Lane(device).enter_thread
+        self._upload = OrderedThread("muon-upload", enter, self._fail)
+        self._download = OrderedThread("muon-download", enter, self._fail)
+        self._upcoming: deque[_Visit] = deque()
+        self._sweeps = 0
+        self.wait_s = 0.0
+
+    def sweep(self, *, load: bool = True) -> Iterator[tuple[Chunk, torch.Tensor]]:
+        """Visit every chunk once, in alternating order, and write each one back after its visit.
+
+        Args:
+            load: Fetch the chunk's bytes before the visit; False for chunks that are written anew.
+
+        Yields:
+            The chunk and its window, a ``uint8`` tensor on the device that holds its image. What the caller
+            enqueued on the current stream before asking for the next chunk is written back.
+
+        Raises:
+            OSError: A read or a write failed; the original error of the thread.
+        """
+        if not self._upcoming:
+            self._request_all(load=load)
+        for _ in range(len(self._upcoming)):
+            visit = self._upcoming.popleft()
+            lanes.compute_waits_for(self._wait(visit.arrived), self._device)
+            yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
+            self._write_back(visit, lanes.mark_compute(self._device))
+        self._request_all(load=True)
+
+    def synchronize(self) -> None:
+        """Block until all write-back is done; afterwards every tier holds the current bytes."""
+        for future in list(self._written.values()):
+            self._wait(future)
+
+    def check(self) -> None:
+        """Raise the error of a failed thread, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Stop all threads; work in flight is abandoned if the pipeline failed."""
+        if self._error is None:
+            self.synchronize()
+        self._wake()
+        self._upload.stop()
+        self._download.stop()
+        for mover in self._movers.values():
+            mover.close()
+
+    def _request_all(self, *, load: bool) -> None:
+        """Request every chunk of the next sweep, forward and backward in turn.
+
+        What the windows still hold is used first and not fetched again. The copying threads take each
+        request as soon as its window and a staging buffer are free, so fetching for the next step begins
+        while forward and backward run.
+        """
+        self.check()
+        order = self._chunks if self._sweeps % 2 == 0 else self._chunks[::-1]
+        self._sweeps += 1
+        self._upcoming.extend(self._request(chunk, load=load) for chunk in order)
+
+    def _request(self, chunk: Chunk, *, load: bool) -> _Visit:
+        window = self._windows[self._position[chunk.index] % len(self._windows)]
+        turn = window.next_turn()
+        visit = _Visit(chunk=chunk, window=window, turn=turn, arrived=Future())
+        mover = self._movers[chunk.tier]
+        extent = self._extents[chunk.index]
+        fetched = load and window.holds != chunk.index
+        window.holds = chunk.index
+        earlier = self._written.get(chunk.index)
+        if fetched:
+            mover.prefetch(extent, earlier)
+
+        def arrive() -> None:
+            if fetched:
+                if earlier is not None:
+                    earlier.result()
+                visit.arrived.set_result(mover.load(extent, window, turn))
+            else:
+                # Nothing to fetch, but the window may still be copied out for the turn before.
+                visit.arrived.set_result(window.wait_empty(turn, window.memory.numel()))
+            window.forget_before(turn)
+
+        self._upload.submit(arrive)
+        return visit
+
+    def _write_back(self, visit: _Visit, after: torch.cuda.Event | None) -> None:
+        mover = self._movers[visit.chunk.tier]
+        extent = self._extents[visit.chunk.index]
+        done: Future[None] = Future()
+
+        def leave() -> None:
+            stored = mover.save(extent, visit.window, visit.turn, after)
+            stored.add_done_callback(lambda future: self._finish(done, future))
+
+        with self._lock:
+            if self._error is None:
+                self._written[visit.chunk.index] = done
+        self.check()
+        self._download.submit(leave)
+
+    def _finish(self, done: Future[None], stored: Future[None]) -> None:
+        error = stored.exception()
+        if error is not None:
+            self._fail(error)
+        with self._lock:
+            if not done.done():
+                done.set_result(None)
+
+    def _wait[T](self, future: Future[T] | None) -> T | None:
+        """Wait for a future of this pipeline and count the time; raise the pipeline's error if it failed."""
+        if future is None:
+            return None
+        started = time.perf_counter()
+        while not future.done():
+            self.check()
+            try:
+                future.exception(timeout=0.2)
+            except TimeoutError:
+                continue
+        self.wait_s += time.perf_counter() - started
+        self.check()
+        return future.result()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            for future in self._written.values():
+                if not future.done():
+                    future.set_exception(RuntimeError("the pipeline failed"))
+        self._wake()
+
+    def _wake(self) -> None:
+        for window in self._windows:
+            window.fail()
+        for mover in self._movers.values():
+            mover.abort()

@@ -1,0 +1,200 @@
+"""The chunk plan: which parameters move together, and in which tier each chunk lives between steps.
+
+Pure arithmetic. The plan depends on shapes, order and sizes alone, never on the rank: a tensor-parallel
+parameter runs a collective while it is stepped, so all tensor-parallel peers must cut alike.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from muon_offload_cli.units import round_up
+
+STATE_ALIGNMENT = 512
+"""Bytes; each tensor inside a chunk starts at a multiple, as torch's own device allocator aligns."""
+
+CHUNK_ALIGNMENT = 4096
+"""Bytes; a chunk's size is a multiple, so that O_DIRECT can move it whole."""
+
+STATE_ITEM_BYTES = 4
+"""Momentum and master weight are fp32."""
+
+
+class Tier(enum.Enum):
+    """Where a chunk lives between steps."""
+
+    GPU = "gpu"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterSpec:
+    """What the plan needs to know of one parameter.
+
+    Attributes:
+        shape: Local shape on this rank.
+        domain: Parameters of different domains never share a chunk; used for those whose collectives run
+            in different groups, so that peers of either group cut alike.
+    """
+
+    shape: tuple[int, ...]
+    domain: Hashable = None
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        numel = 1
+        for size in self.shape:
+            numel *= size
+        return numel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """Where one tensor lies inside its chunk, in bytes from the chunk's start."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """The unit that moves between tiers: whole parameters up to a byte budget.
+
+    Attributes:
+        index: Number in plan order.
+        parameters: Indices of its parameters, in optimizer order.
+        masters: Place of each parameter's master weight.
+        momenta: Place of each parameter's momentum.
+        nbytes: Size of the chunk's image, a multiple of `CHUNK_ALIGNMENT`.
+        tier: Where it lives between steps.
+    """
+
+    index: int
+    parameters: tuple[int, ...]
+    masters: tuple[Slot, ...]
+    momenta: tuple[Slot, ...]
+    nbytes: int
+    tier: Tier
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of momentum and masters without padding."""
+        return sum(slot.nbytes for slot in self.masters) + sum(slot.nbytes for slot in self.momenta)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkPlan:
+    """All chunks of a rank in optimizer order."""
+
+    chunks: tuple[Chunk, ...]
+
+    def of_tier(self, *tiers: Tier) -> tuple[Chunk, ...]:
+        """Chunks that live in one of `tiers`, in plan order."""
+        return tuple(chunk for chunk in self.chunks if chunk.tier in tiers)
+
+    def bytes_of(self, *tiers: Tier) -> int:
+        """Bytes of the images of the chunks in `tiers`, padding included."""
+        return sum(chunk.nbytes for chunk in self.of_tier(*tiers))
+
+
+def plan_chunks(
+    parameters: Sequence[ParameterSpec], *, chunk_bytes: int, fraction: float, host_bytes: int, disk: bool
+) -> ChunkPlan:
+    """Cut parameters into chunks and give each chunk a tier.
+
+    Parameters keep their order. The last ``1 - fraction`` of the state's bytes stays on the GPU, the host
+    budget is filled with chunks spread evenly over the rest, and what remains goes to disk.
+
+    Args:
+        parameters: In the optimizer's order.
+        chunk_bytes: Budget of a chunk; a larger parameter gets a chunk of its own. 0: one chunk a domain.
+        fraction: Part of the bytes that leaves the GPU, 0 to 1.
+        host_bytes: Host memory of this rank that may hold chunks for good.
+        disk: Whether there is a disk tier; without one, all that leaves the GPU goes to the host.
+
+    Returns:
+        The plan; every parameter is in exactly one chunk.
+    """
+    sizes = [_image_bytes(parameter) for parameter in parameters]
+    leaving = round(sum(sizes) * fraction)
+    groups: list[tuple[bool, list[int]]] = []
+    filled = seen = 0
+    previous: tuple[Hashable, bool] | None = None
+    for index, (parameter, size) in enumerate(zip(parameters, sizes, strict=True)):
+        leaves = seen + size <= leaving
+        seen += size
+        starts = (parameter.domain, leaves) != previous or (chunk_bytes > 0 and filled + size > chunk_bytes)
+        if starts or not groups:
+            groups.append((leaves, []))
+            filled = 0
+        groups[-1][1].append(index)
+        filled += size
+        previous = (parameter.domain, leaves)
+    images = [
+        _lay_out(index, members, parameters, Tier.DISK if leaves else Tier.GPU)
+        for index, (leaves, members) in enumerate(groups)
+    ]
+    streamed = [chunk for chunk in images if chunk.tier is Tier.DISK]
+    hosted = set(_hosted(streamed, host_bytes)) if disk else {chunk.index for chunk in streamed}
+    return ChunkPlan(
+        chunks=tuple(_with_tier(chunk, Tier.HOST) if chunk.index in hosted else chunk for chunk in images)
+    )
+
+
+def _image_bytes(parameter: ParameterSpec) -> int:
+    return 2 * round_up(parameter.numel * STATE_ITEM_BYTES, STATE_ALIGNMENT)
+
+
+def _lay_out(index: int, members: list[int], parameters: Sequence[ParameterSpec], tier: Tier) -> Chunk:
+    """Place all masters of a chunk, then all its momenta, each aligned."""
+    cursor = 0
+    rows: list[tuple[Slot, ...]] = []
+    for _ in ("masters", "momenta"):
+        row = []
+        for member in members:
+            nbytes = parameters[member].numel * STATE_ITEM_BYTES
+            row.append(Slot(offset=cursor, nbytes=nbytes))
+            cursor += round_up(nbytes, STATE_ALIGNMENT)
+        rows.append(tuple(row))
+    return Chunk(
+        index=index,
+        parameters=tuple(members),
+        masters=rows[0],
+        momenta=rows[1],
+        nbytes=round_up(cursor, CHUNK_ALIGNMENT),
+        tier=tier,
+    )
+
+
+def _hosted(chunks: Sequence[Chunk], host_bytes: int) -> list[int]:
+    """Choose chunks for the host tier, spread over the order so that disk and host alternate.
+
+    Each chunk earns its size in proportion to the part of the bytes that fits and is taken once it has
+    earned it, as in Bresenham's line.
+    """
+    total = sum(chunk.nbytes for chunk in chunks)
+    if total <= host_bytes:
+        return [chunk.index for chunk in chunks]
+    chosen, left, credit = [], host_bytes, 0.0
+    for chunk in chunks:
+        credit += chunk.nbytes * host_bytes / total
+        if credit >= chunk.nbytes and chunk.nbytes <= left:
+            chosen.append(chunk.index)
+            left -= chunk.nbytes
+            credit -= chunk.nbytes
+    return chosen
+
+
+def _with_tier(chunk: Chunk, tier: Tier) -> Chunk:
+    return Chunk(
+        index=chunk.index,
+        parameters=chunk.parameters,
+        masters=chunk.masters,
+        momenta=chunk.momenta,
+        nbytes=chunk.nbytes,
+        tier=tier,
+    )

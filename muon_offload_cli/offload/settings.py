@@ -1,0 +1,33 @@
+"""What the offloader is told; the config's values in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from muon_offload_cli.units import MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadSettings:
+    """Settings of one rank's offloader.
+
+    Attributes:
+        engine: ``host``, ``mapped`` or ``disk``.
+        directory: Folder on a node-local drive; None for ``host``.
+        chunk_bytes: Budget of a chunk; 0: one chunk.
+        fraction: Part of the state's bytes that leaves the device.
+        host_bytes: Host memory of this rank that may hold state for good.
+        windows: Chunks that have a place on the device at the same time.
+        io_threads: Threads that read, and as many that write.
+        staging_bytes: Staging buffers of this rank, reading and writing together.
+    """
+
+    engine: str
+    directory: Path | None = None
+    chunk_bytes: int = 512 * MIB
+    fraction: float = 1.0
+    host_bytes: int = 0
+    windows: int = 3
+    io_threads: int = 8
+    staging_bytes: int = 192 * MIB

@@ -1,0 +1,81 @@
+"""Where bytes lie in a store: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muon_offload_cli.units import round_up
+
+ALIGNMENT = 4096
+"""Bytes that offsets, sizes and addresses are multiples of; no drive asks direct I/O for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A byte range of a store.
+
+    Attributes:
+        offset: First byte.
+        nbytes: Number of bytes; `lay_out` makes it a multiple of the alignment.
+    """
+
+    offset: int
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.nbytes < 0:
+            raise ValueError(f"an extent has no negative offset or size: {self.offset}, {self.nbytes}")
+
+    @property
+    def end(self) -> int:
+        """The first byte after the extent."""
+        return self.offset + self.nbytes
+
+
+def lay_out(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Extent]:
+    """Place byte ranges back to back from offset 0, each size rounded up to `alignment`.
+
+    Args:
+        sizes: Bytes that each range holds, in order; zero is allowed.
+        alignment: What every offset and size becomes a multiple of.
+
+    Returns:
+        One extent a size, in the same order. The last one's `end` is the size of a store that holds them all.
+    """
+    extents = []
+    offset = 0
+    for size in sizes:
+        extent = Extent(offset, round_up(size, alignment))
+        extents.append(extent)
+        offset = extent.end
+    return extents
+
+
+def pieces(extent: Extent, piece_bytes: int) -> list[Extent]:
+    """Cut an extent into pieces of at most `piece_bytes`, with offsets relative to its first byte.
+
+    Args:
+        extent: What to cut.
+        piece_bytes: A positive multiple of `ALIGNMENT`, so that pieces of an aligned extent begin aligned.
+
+    Raises:
+        ValueError: `piece_bytes` is not such a number.
+    """
+    if piece_bytes <= 0 or piece_bytes % ALIGNMENT:
+        raise ValueError(f"piece_bytes={piece_bytes} is not a positive multiple of {ALIGNMENT}")
+    return [
+        Extent(start, min(piece_bytes, extent.nbytes - start))
+        for start in range(0, extent.nbytes, piece_bytes)
+    ]
+
+
+def within(extent: Extent, piece: Extent) -> Extent:
+    """Return a piece (relative to `extent`) as an extent of the store.
+
+    Raises:
+        ValueError: The piece reaches beyond the extent.
+    """
+    if piece.end > extent.nbytes:
+        raise ValueError(f"piece {piece} reaches beyond {extent}")
+    return Extent(extent.offset + piece.offset, piece.nbytes)
