@@ -177,3 +177,19 @@ def script(command: Sequence[str], settings: Sequence[Setting], *, base: Path, t
             lines.append(f"  {word}")
     head = ["#!/usr/bin/env bash", "# " + " ".join(title.split()), "set -eu", f"cd {shlex.quote(str(base))}"]
     return "\n".join([*head, *exports, " \\\n".join(lines)]) + "\n"
+
+
+def by_hand(resolved: str, script_text: str, folder: RunFolder) -> str:
+    """Return text that does the whole run when it is pasted into a shell or piped into bash.
+
+    Args:
+        resolved: The resolved configuration as YAML.
+        script_text: From `script`.
+        folder: The run's folder, which the text makes.
+    """
+    made = " ".join(shlex.quote(str(path)) for path in (folder.logs, folder.metrics, folder.reports))
+    mark = "END_OF_RESOLVED_CONFIG"
+    return (
+        f"mkdir -p {made}\n"
+        f"cat > {shlex.quote(str(folder.resolved))} <<'{mark}'\n{resolved.rstrip()}\n{mark}\n\n{script_text}"
+    )

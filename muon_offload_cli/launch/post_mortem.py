@@ -57,6 +57,7 @@ class PostMortem:
     Attributes:
         rank: The rank that died first; None if no rank could be named.
         what: One sentence: which rank, of what, at which step.
+        ending: How that rank ended, as a phrase: ``died of signal 9 (SIGKILL)``.
         cause: The likely cause and what to do about it; may be empty.
         log: File that has the whole story.
         last_lines: End of that rank's log.
@@ -65,6 +66,7 @@ class PostMortem:
 
     rank: int | None
     what: str
+    ending: str = ""
     cause: str = ""
     log: Path | None = None
     last_lines: list[str] = field(default_factory=list)
@@ -116,15 +118,19 @@ def explain(evidence: Evidence) -> PostMortem:
     report = evidence.reports.get(rank)
     text = evidence.rank_logs.get(rank, "")
     lines, log = _tail(text, rank), evidence.rank_log_paths.get(rank)
-    if not lines:
+    early = early_output(evidence.torchrun_log)
+    if not lines and early:
         # It died before it had a log of its own (an import that fails, for example).
-        lines, log = _tail(early_output(evidence.torchrun_log), rank), evidence.torchrun_log_path
+        lines, log = _tail(early, rank), evidence.torchrun_log_path
     ending = _ending(seen, report, lines)
     taken = evidence.steps.get(rank, 0)
     where = f"after step {taken} of {evidence.total_steps}" if taken else "before its first step"
+    if evidence.gave_up:
+        where += "; the launcher ended the rest, which did not end by itself"
     return PostMortem(
         rank=rank,
         what=f"rank {rank} {ending}, {where}.",
+        ending=ending,
         cause=_cause(seen, "\n".join([report.error if report else "", *lines]), evidence.machine),
         log=log,
         last_lines=lines,
@@ -177,7 +183,7 @@ def _user_errors(evidence: Evidence, suspects: Sequence[tuple[int, RankExit | No
             for problem in report.problems:
                 read = _problem(problem)
                 found.setdefault((read.what, read.fix), read)
-        elif seen is not None and (seen.signal_name or not _lost_a_peer(report)):
+        elif (seen is not None and seen.signal_name) or not _lost_a_peer(report):
             return []
     return list(found.values())
 
@@ -221,7 +227,10 @@ def _cause(seen: RankExit | None, words: str, machine: MachineFigures) -> str:
     if name == "SIGABRT":
         return "native code gave up (NCCL's watchdog, or an allocator); the last lines say which."
     if _GPU_MEMORY.search(words):
-        return "the GPU's memory is full: smaller train.micro_batch, larger parallel sizes, or smaller offload.chunk_mb."
+        return (
+            "the GPU's memory is full: smaller train.micro_batch, larger parallel sizes, "
+            "or smaller offload.chunk_mb."
+        )
     if _NO_SPACE.search(words):
         return (
             f"a filesystem is full{_free(machine)}. Free space, or set offload.directory to a larger drive."
@@ -256,7 +265,7 @@ def _free(machine: MachineFigures) -> str:
 def _tail(text: str, rank: int) -> list[str]:
     """Return the last lines that say something, without the ``[rank3]:`` that torch puts before them."""
     prefix = f"[rank{rank}]:"
-    lines = [line.removeprefix(prefix).rstrip() for line in text.splitlines()]
+    lines = [line.removeprefix(prefix).expandtabs().rstrip() for line in text.splitlines()]
     lines = [line[1:] if line.startswith(" ") and not line.startswith("  ") else line for line in lines]
     return [line for line in lines if line.strip()][-SHOWN_LINES:]
 

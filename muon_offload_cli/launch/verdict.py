@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from muon_offload_cli.config.schema import Config, Engine
@@ -74,6 +74,7 @@ def judge(
     *,
     ranks: Sequence[int],
     exit_code: int,
+    endings: Mapping[int, str] | None = None,
 ) -> Verdict:
     """Judge a run from what its ranks reported and, independently, from their step records.
 
@@ -83,14 +84,18 @@ def judge(
         figures: Sums of each rank's step records.
         ranks: Ranks that this node started.
         exit_code: Of torchrun.
+        endings: How ranks died, as far as a post-mortem could tell.
     """
-    rows = [_judge_rank(config, rank, reports.get(rank), figures.get(rank)) for rank in ranks]
+    told = endings or {}
+    rows = [
+        _judge_rank(config, rank, reports.get(rank), figures.get(rank), told.get(rank, "")) for rank in ranks
+    ]
     idle = all(report.muon_parameters == 0 for report in reports.values())
     fine = all(row.fine for row in rows)
     # A node of many may own no matrix; a whole run without one did not do what was asked for.
     nothing_to_move = fine and idle and config.launcher.nodes == 1 and _moves(config)
     success = fine and exit_code == 0 and not nothing_to_move
-    headline = _headline(config, rows, reports)
+    headline = _headline(config, rows, told)
     if nothing_to_move:
         headline = (
             f"0 of {len(rows)} ranks moved anything: the model has no parameters that Muon owns, "
@@ -108,11 +113,13 @@ def _moves(config: Config) -> bool:
 
 
 def _judge_rank(
-    config: Config, rank: int, report: RankReport | None, figures: RankFigures | None
+    config: Config, rank: int, report: RankReport | None, figures: RankFigures | None, ending: str
 ) -> RankVerdict:
     if report is None:
-        return RankVerdict(rank=rank, fine=False, verdict="did not start: it wrote no report")
+        return RankVerdict(rank=rank, fine=False, verdict=ending or "wrote no report")
     fault = _fault(config, report, figures)
+    if ending:
+        fault = f"{ending}: {figures.steps if figures else 0} of {config.train.steps} steps"
     detail = ""
     if _moves(config) and report.muon_parameters == 0:
         detail = "no Muon parameters"
@@ -138,7 +145,7 @@ def _fault(config: Config, report: RankReport, figures: RankFigures | None) -> s
     if report.error or report.problems:
         return f"failed after {steps} of {wanted} steps"
     if not report.finished:
-        return f"died after {steps} of {wanted} steps"
+        return f"did not finish: {steps} of {wanted} steps"
     # A resumed run takes only the steps that its checkpoint has not.
     if report.steps > wanted or (report.steps < wanted and config.resume.source is None):
         return f"finished after {report.steps} of {wanted} steps"
@@ -181,19 +188,30 @@ def _host_tier(config: Config, host_bytes: int) -> bool:
         return host_bytes > 0 and budget == "auto"
 
 
-def _headline(config: Config, rows: list[RankVerdict], reports: Mapping[int, RankReport]) -> str:
+def _headline(config: Config, rows: list[RankVerdict], died: Collection[int]) -> str:
     good = [row for row in rows if row.fine]
-    text = f"{len(good)} of {len(rows)} ranks: {_where(config, good)}"
-    asides = [f"rank {row.rank} {row.verdict}" for row in rows if not row.fine]
+    # Where a rank died, the others only stopped because of it.
+    bad = [row for row in rows if row.rank in died] or [row for row in rows if not row.fine]
+    told = f"{len(good)} of {len(rows)} ranks" + (
+        f": {_where(config, good)}" if good else " did what was asked for"
+    )
+    by_fault: dict[str, list[RankVerdict]] = {}
+    for row in bad:
+        by_fault.setdefault(row.verdict.partition(":")[0], []).append(row)
+    asides = []
+    for fault, group in by_fault.items():
+        same = len({row.verdict for row in group}) == 1
+        asides.append(f"{_names(group)} {group[0].verdict if same else fault}")
     idle = [row for row in good if row.detail]
     if idle:
-        asides.append(f"{_names(idle)} no Muon parameters")
-    return "; ".join([text, *asides])
+        asides.append(f"{_names(idle)} without Muon parameters")
+    return "; ".join([told, *asides])
 
 
 def _names(rows: list[RankVerdict]) -> str:
-    numbers = ", ".join(str(row.rank) for row in rows)
-    return f"rank {numbers} has" if len(rows) == 1 else f"ranks {numbers} have"
+    numbers = [str(row.rank) for row in rows]
+    shown = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank {shown}" if len(rows) == 1 else f"ranks {shown}"
 
 
 def _where(config: Config, rows: list[RankVerdict]) -> str:

@@ -1,0 +1,160 @@
+"""``muon-offload train``: prepare, start, follow, judge."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from muon_offload_cli.cli.prepare import prepare
+from muon_offload_cli.cli.problems import print_problems
+from muon_offload_cli.cli.train_view import TrainView, make_console
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.yaml_files import save_config, to_yaml
+from muon_offload_cli.errors import UserError
+from muon_offload_cli.launch.command import by_hand, environment, script, torchrun_command
+from muon_offload_cli.launch.figures import StepSeen
+from muon_offload_cli.launch.folder import RunFolder, create_folder, local_ranks, planned_folder
+from muon_offload_cli.launch.follow import Event
+from muon_offload_cli.launch.job import Outcome, run_job
+from muon_offload_cli.launch.post_mortem import Evidence, MachineFigures, PostMortem, explain
+from muon_offload_cli.launch.preview import preview
+from muon_offload_cli.launch.summary import Ends, summarize
+from muon_offload_cli.launch.tail import last_lines
+from muon_offload_cli.launch.verdict import TRAINING_FAILED, Verdict, judge
+from muon_offload_cli.machine import memory
+
+
+def train_command(
+    words: Sequence[str],
+    *,
+    recipe_directories: Sequence[Path] = (),
+    dry_run: bool = False,
+    json: bool = False,
+) -> int:
+    """Train a recipe and return the exit code.
+
+    Args:
+        words: ``recipe=NAME`` and overrides.
+        recipe_directories: Folders of the user's own recipes.
+        dry_run: Print the resolved configuration and the script; start and write nothing.
+        json: Print the content of ``summary.json`` on standard output and draw on standard error.
+
+    Returns:
+        0 fine; 4 training failed, or a rank did not do what was asked for; 130 after Ctrl-C, 143
+        after SIGTERM, 129 after SIGHUP.
+
+    Raises:
+        UserError: The run is refused, or every rank that failed was stopped by a user error.
+    """
+    prepared = prepare(words, recipe_directories)
+    config, started, base = prepared.config, datetime.now(), Path.cwd()
+    planned = planned_folder(config, now=started, base=base)
+    text = script_text(config, planned, base)
+    if dry_run:
+        sys.stdout.write(by_hand(to_yaml(config), text, planned))
+        print_problems(prepared.remarks)
+        return 0
+    folder = create_folder(config, now=started, base=base)
+    save_config(config, folder.resolved)
+    folder.script.write_text(script_text(config, folder, base))
+    folder.script.chmod(0o755)
+
+    view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
+    view.plan(preview(config, folder))
+    print_problems(prepared.remarks)
+    return _run(config, folder, view, started=started, json=json)
+
+
+def script_text(config: Config, folder: RunFolder, base: Path) -> str:
+    """Return the script of a run, which is what is run."""
+    command = torchrun_command(config, folder, python=sys.executable)
+    settings = environment(config, inherited=os.environ, cores=len(os.sched_getaffinity(0)), base=base)
+    return script(command, settings, base=base, title=f"muon-offload train recipe={config.recipe}")
+
+
+def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetime, json: bool) -> int:
+    ends = Ends()
+    kills_before = memory.oom_kills()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, StepSeen):
+            ends.see(event)
+        view.see(event)
+
+    ranks = local_ranks(config)
+    with view.live():
+        outcome = run_job(["bash", str(folder.script)], folder, ranks, on_event)
+    died = outcome.exit_code != 0 and outcome.interrupted_by is None
+    found = explain(_evidence(config, folder, outcome, kills_before)) if died else None
+    verdict = judge(
+        config,
+        outcome.reports,
+        outcome.figures,
+        ranks=ranks,
+        exit_code=outcome.exit_code,
+        endings={found.rank: found.ending} if found is not None and found.rank is not None else None,
+    )
+    code = exit_code_of(outcome, verdict, found)
+    summary = summarize(
+        config, folder, outcome, verdict, ends, started=started, exit_code=code, failure=found
+    )
+    summary.write(folder.summary)
+
+    if found is not None and found.problems:
+        view.line(f"stopped by rank {found.rank}; its log: {found.log}")
+        raise UserError(problems=found.problems)
+    view.table(verdict, config.offload.engine.name)
+    if found is not None:
+        view.death(found)
+    if outcome.interrupted_by is not None:
+        view.line(f"ended by {signal.Signals(outcome.interrupted_by).name}; no process of the run is left")
+    view.line(f"summary: {folder.summary}")
+    view.headline(verdict)
+    if json:
+        print(summary.to_json())
+    return code
+
+
+def exit_code_of(outcome: Outcome, verdict: Verdict, found: PostMortem | None) -> int:
+    """Return what the command exits with."""
+    if outcome.interrupted_by is not None:
+        return 128 + outcome.interrupted_by
+    if found is not None:
+        return found.exit_code
+    return 0 if verdict.success else TRAINING_FAILED
+
+
+def _evidence(config: Config, folder: RunFolder, outcome: Outcome, kills_before: int | None) -> Evidence:
+    ranks = local_ranks(config)
+    kills = memory.oom_kills()
+    directory = config.offload.directory or ""
+    return Evidence(
+        ranks=ranks,
+        total_steps=config.train.steps,
+        torchrun_log=last_lines(folder.torchrun_log),
+        torchrun_log_path=folder.torchrun_log,
+        rank_logs={rank: last_lines(folder.rank_log(rank)) for rank in ranks},
+        rank_log_paths={rank: folder.rank_log(rank) for rank in ranks},
+        reports=outcome.reports,
+        steps={rank: figures.steps for rank, figures in outcome.figures.items()},
+        gave_up=outcome.gave_up,
+        machine=MachineFigures(
+            oom_kills=None if kills is None or kills_before is None else kills - kills_before,
+            memory_limit_bytes=memory.inspect().limit_bytes,
+            memory_peak_bytes=memory.peak_of_cgroup(),
+            disk_directory=directory,
+            disk_free_bytes=_free_bytes(directory),
+        ),
+    )
+
+
+def _free_bytes(directory: str) -> int | None:
+    try:
+        stat = os.statvfs(directory)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize

@@ -1,0 +1,143 @@
+"""What a run will do, as label and text: only settings that the chosen path reads. Pure."""
+
+from __future__ import annotations
+
+from muon_offload_cli.config.schema import Config, DataSource, Engine
+from muon_offload_cli.launch.folder import RunFolder
+from muon_offload_cli.units import MIB, format_bytes
+
+# Keys of `offload` that each engine reads, in the order in which they are shown.
+OFFLOAD_KEYS = {
+    Engine.none: (),
+    Engine.host: ("chunk_mb", "fraction", "windows"),
+    Engine.mapped: ("directory", "chunk_mb", "fraction", "windows"),
+    Engine.disk: ("directory", "chunk_mb", "fraction", "windows", "io_threads", "staging_mb"),
+}
+_STATE_LIVES = {
+    Engine.none: "on the training device (nothing is moved)",
+    Engine.host: "in host memory",
+    Engine.mapped: "on disk, through file mappings",
+    Engine.disk: "on disk",
+}
+
+
+def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
+    """Return the lines that are shown before a run starts."""
+    lines = [
+        ("recipe", _join(config.recipe, config.description, separator=": ")),
+        ("ranks", _ranks(config)),
+        ("model", _model(config)),
+        ("data", _data(config)),
+        ("training", _training(config)),
+        ("optimizer", _optimizer(config)),
+        ("muon state", _offload(config)),
+    ]
+    if config.resume.source is not None:
+        lines.append(("resume from", config.resume.source))
+    if config.checkpoint.directory is not None:
+        lines.append(("checkpoints", _checkpoint(config)))
+    if config.megatron.path is not None:
+        lines.append(("megatron", config.megatron.path))
+    if config.megatron.entrypoint is not None:
+        lines.append(("entrypoint", config.megatron.entrypoint))
+    if config.megatron.args:
+        shown = ", ".join(f"{name}={value}" for name, value in config.megatron.args.items())
+        lines.append(("megatron args", shown))
+    lines.append(("run folder", str(folder.root)))
+    return lines
+
+
+def _ranks(config: Config) -> str:
+    launcher, parallel = config.launcher, config.parallel
+    total = launcher.nodes * launcher.ranks_per_node
+    text = f"{total} {_plural('rank', total)} on {config.device.name}"
+    if launcher.nodes > 1:
+        text += f", {launcher.nodes} nodes of {launcher.ranks_per_node} (this is node {launcher.node_rank})"
+    sizes = [
+        f"{name}={size}"
+        for name, size in (
+            ("tp", parallel.tp),
+            ("pp", parallel.pp),
+            ("cp", parallel.cp),
+            ("ep", parallel.ep),
+            ("etp", parallel.etp or 1),
+        )
+        if size > 1
+    ]
+    if parallel.sequence_parallel:
+        sizes.append("sequence parallel")
+    return _join(text, " ".join(sizes))
+
+
+def _model(config: Config) -> str:
+    model = config.model
+    text = f"{model.name}: {model.num_layers} layers, hidden {model.hidden_size}"
+    if model.moe.num_experts is not None:
+        text += f", {model.moe.num_experts} experts (top {model.moe.topk})"
+    return text
+
+
+def _data(config: Config) -> str:
+    data = config.data
+    match data.source:
+        case DataSource.stdlib:
+            return "the Python standard library's source, as bytes"
+        case DataSource.text:
+            shown = ", ".join(data.paths[:3]) + (f" and {len(data.paths) - 3} more" if data.paths[3:] else "")
+            return f"text from {shown}, as bytes"
+        case DataSource.indexed:
+            return f"indexed dataset {data.prefix}"
+        case DataSource.mock:
+            return "mock tokens"
+
+
+def _training(config: Config) -> str:
+    train = config.train
+    return (
+        f"{train.steps} {_plural('step', train.steps)} of {train.global_batch} sequences x "
+        f"{train.sequence_length} tokens, micro batch {train.micro_batch}, seed {train.seed}"
+    )
+
+
+def _optimizer(config: Config) -> str:
+    optimizer = config.optimizer
+    text = f"{optimizer.name}, lr={optimizer.lr:g}"
+    if optimizer.lr_warmup_steps:
+        text += f", {optimizer.lr_warmup_steps} warm-up steps"
+    if optimizer.lr_decay_style != "constant":
+        text += f", {optimizer.lr_decay_style} decay to {optimizer.min_lr:g}"
+    return text
+
+
+def _offload(config: Config) -> str:
+    offload = config.offload
+    parts = []
+    for key in OFFLOAD_KEYS[offload.engine]:
+        value = getattr(offload, key)
+        if key == "fraction" and value >= 1:
+            continue
+        if key in ("chunk_mb", "staging_mb"):
+            shown = "all at once" if value == 0 else format_bytes(value * MIB)
+            parts.append(f"{key.removesuffix('_mb')} {shown}")
+        elif key == "directory":
+            parts.append(f"{value or 'the default directory'}")
+        else:
+            parts.append(f"{key}={value}")
+    if offload.engine is Engine.disk and str(offload.host_memory_gb) not in ("0", "0.0"):
+        parts.append(f"host_memory_gb={offload.host_memory_gb}")
+    return _join(f"engine {offload.engine.name}, {_STATE_LIVES[offload.engine]}", *parts)
+
+
+def _checkpoint(config: Config) -> str:
+    checkpoint = config.checkpoint
+    every = f"every {checkpoint.interval} steps" if checkpoint.interval else "at the end"
+    what = "with" if checkpoint.optimizer else "without"
+    return f"{checkpoint.directory}, {every}, {what} optimizer state"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _join(*parts: str, separator: str = ", ") -> str:
+    return separator.join(part for part in parts if part)

@@ -1,0 +1,61 @@
+"""Where the stand-in torchrun lives and how tests start and count its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+STANDIN = Path(__file__).parent / "torchrun_path"
+REPOSITORY = Path(__file__).parents[2]
+
+
+def environment(plan: dict[str, Any], **more: str) -> dict[str, str]:
+    """Environment in which ``python -m torch.distributed.run`` is the stand-in."""
+    path = os.pathsep.join([str(STANDIN), str(REPOSITORY)])
+    return os.environ | {"PYTHONPATH": path, "FAKE_PLAN": json.dumps(plan)} | more
+
+
+def command(root: Path, num_ranks: int) -> list[str]:
+    module = "muon_offload_cli.megatron.worker"
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={num_ranks}",
+        "-m",
+        module,
+        "x",
+        str(root),
+    ]
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """Living processes that name the run's folder, or hold one of its logs open (grandchildren do)."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            names_it = any(str(root) in word for word in process.cmdline())
+            links = [str(Path(f"/proc/{process.pid}/fd/{n}").readlink()) for n in (1, 2)]
+            if names_it or any(link.startswith(str(root)) for link in links):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()

@@ -1,0 +1,1 @@
+"""Stands in for torch on the path of a launcher under test, so that no test waits for the real one."""
