@@ -93,11 +93,11 @@ def gather_facts(
 
 
 def _look_at_directory(path: Path) -> DirectoryFacts:
-    from muon_offload_cli.machine.filesystem import inspect, nearest_existing, supports_direct_io
+    from muon_offload_cli.machine.filesystem import inspect, supports_direct_io
 
     try:
         mount = inspect(path)
-        nearest = nearest_existing(mount.directory)
+        nearest = mount.existing
         is_folder = nearest.is_dir()
         usable = mount.writable and is_folder and not mount.is_memory
         return DirectoryFacts(

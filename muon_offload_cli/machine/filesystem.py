@@ -49,6 +49,7 @@ class Mount:
 
     Attributes:
         directory: The directory that was asked for, symlinks resolved; it need not exist.
+        existing: The directory itself or its closest parent that exists.
         mount_point: Where its filesystem is mounted; empty if that cannot be found out.
         kind: Type of the filesystem, such as ``xfs``; ``unknown`` if that cannot be found out.
         is_memory: Its files live in host memory.
@@ -59,6 +60,7 @@ class Mount:
     """
 
     directory: Path
+    existing: Path
     mount_point: str
     kind: str
     is_memory: bool
@@ -84,6 +86,7 @@ def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
     kind = entry.kind if entry else "unknown"
     return Mount(
         directory=directory,
+        existing=existing,
         mount_point=entry.mount_point if entry else "",
         kind=kind,
         is_memory=kind in MEMORY_KINDS,

@@ -1,0 +1,1 @@
+"""Everything that knows Megatron: flags, attaching the offloader, the worker, data, the CPU device."""

@@ -58,7 +58,13 @@ def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = 
 
 
 def make_settings(
-    *, directory: str | Path | None, engine: str, chunk_mb: float, fraction: float, host_bytes: int = 0, **more: Any
+    *,
+    directory: str | Path | None,
+    engine: str,
+    chunk_mb: float,
+    fraction: float,
+    host_bytes: int = 0,
+    **more: Any,
 ) -> OffloadSettings:
     """Turn config units into settings; `more` are further fields of `OffloadSettings` in bytes or counts."""
     return OffloadSettings(

@@ -29,7 +29,11 @@ class _CudaMeansCpu(TorchFunctionMode):
     """Turns every request for a CUDA device into one for the CPU: literals, ints, ``.cuda()``, ``.to()``."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:

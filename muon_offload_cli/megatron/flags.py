@@ -7,8 +7,8 @@ from typing import Any
 
 from muon_offload_cli.config.schema import Config, DataSource, Engine
 
-BYTE_VOCABULARY = 256
-"""Token ids of text data: one a byte; Megatron's null tokenizer adds the end-of-document token after them."""
+BYTE_VOCABULARY = 257
+"""Token ids of text data: a byte each, and the end of a document, which the null tokenizer puts last."""
 
 MOCK_VOCABULARY = 32000
 """Vocabulary of ``data=mock`` where the model names none; any size will do."""
@@ -92,8 +92,9 @@ def _training(config: Config) -> Iterator[tuple[str, Any]]:
 def _optimizer(config: Config) -> Iterator[tuple[str, Any]]:
     optimizer = config.optimizer
     yield "optimizer", optimizer.name
-    yield "use-distributed-optimizer", optimizer.distributed or (
-        optimizer.layer_wise and optimizer.name == "muon"
+    yield (
+        "use-distributed-optimizer",
+        optimizer.distributed or (optimizer.layer_wise and optimizer.name == "muon"),
     )
     yield "lr", optimizer.lr
     yield "min-lr", optimizer.min_lr

@@ -75,7 +75,7 @@ def make_muon_child(
                 settings,
                 device,
             )
-            self._masters: list[torch.nn.Parameter] = [None] * len(self._offloaded)
+            self._masters: list[Any] = [None] * len(self._offloaded)
             nan = torch.full((), math.nan, dtype=torch.float32, device=device)
             self._placeholders = [nan.expand(parameter.shape) for parameter in self._model_params]
             self._bear_masters(base, (optimizer, config, grad_scaler, init_state_fn), originals)
@@ -95,7 +95,9 @@ def make_muon_child(
             self._rest(range(len(self._masters)))
             on_built(self)
 
-        def _bear_masters(self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]) -> None:
+        def _bear_masters(
+            self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]
+        ) -> None:
             """Let the base class build one chunk after another, so that never all masters are on the device.
 
             It fills the list it is given with masters and copies every attribute that its version knows of.

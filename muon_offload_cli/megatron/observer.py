@@ -83,15 +83,21 @@ class Observer:
                         f"{store.path} refuses direct I/O: reads and writes go through the page cache"
                     )
         self.write()
+        # Filling the tiers is not part of the first step.
+        self._totals = self._count()
         self._last = time.perf_counter()
 
-    def _step(self, arguments: dict[str, Any]) -> None:
-        now = time.perf_counter()
-        totals = (
+    def _count(self) -> tuple[int, int, float]:
+        """Bytes read, bytes written and seconds waited so far."""
+        return (
             sum(offloader.bytes_read for offloader in self._offloaders),
             sum(offloader.bytes_written for offloader in self._offloaders),
             sum(offloader.wait_s for offloader in self._offloaders),
         )
+
+    def _step(self, arguments: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        totals = self._count()
         sweeps = min((offloader.sweeps for offloader in self._offloaders), default=0)
         self.report.steps += 1
         from_backend = sweeps > self.report.steps_from_backend

@@ -65,15 +65,13 @@ def digests(model: Iterable[torch.nn.Module], optimizer: Any) -> dict[str, str]:
         if is_muon(child):
             for parameter, state in child.optimizer.state.items():
                 momenta[id(parameter)] = state["momentum_buffer"]
-    named = sorted(
-        (name, parameter) for chunk in model for name, parameter in chunk.named_parameters()
-    )
-    weights = {name: parameter for name, parameter in named}
-    masters = {
-        name: parameter.main_param
-        for name, parameter in named
-        if id(getattr(parameter, "main_param", None)) in momenta
-    }
+    named = sorted((name, parameter) for chunk in model for name, parameter in chunk.named_parameters())
+    weights = dict(named)
+    masters: dict[str, torch.Tensor] = {}
+    for name, parameter in named:
+        master = getattr(parameter, "main_param", None)
+        if master is not None and id(master) in momenta:
+            masters[name] = master
     return {
         "weights": _digest(weights),
         "masters": _digest(masters),

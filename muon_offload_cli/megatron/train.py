@@ -63,9 +63,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
     prepared = prepare(config.data)
     prefix = None if prepared.prefix is None else str(prepared.prefix)
     transformer_engine = device == "cuda" and has_transformer_engine()
-    flags = megatron_flags(
-        config, device=device, transformer_engine=transformer_engine, data_prefix=prefix
-    )
+    flags = megatron_flags(config, device=device, transformer_engine=transformer_engine, data_prefix=prefix)
     with Substitutions() as stack:
         if device == "cpu":
             stack.enter_context(cpu_device())

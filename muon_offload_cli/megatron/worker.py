@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         report.write(report_path)
         print(f"user error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         # The rank's boundary: the report names the cause, the log keeps the traceback.
         traceback.print_exc()
         text = str(error).strip().splitlines()

@@ -1,0 +1,1 @@
+"""The offloader: chunk plan, life of a step. Knows torch, not Megatron."""

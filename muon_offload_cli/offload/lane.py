@@ -14,7 +14,9 @@ class Lane:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def enter_thread(self) -> None:
         """Select the device in the calling thread: torch keeps the current device per thread."""
@@ -32,7 +34,8 @@ class Lane:
             if after is not None:
                 self._stream.wait_event(after)
             target.copy_(source, non_blocking=True)
-            return self._stream.record_event()
+            mark: torch.cuda.Event = self._stream.record_event()
+            return mark
 
 
 def mark_compute(device: torch.device) -> torch.cuda.Event | None:

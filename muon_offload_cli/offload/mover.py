@@ -48,15 +48,15 @@ class Mover(ABC):
 
     @abstractmethod
     def save(self, extent: Extent, window: Window, turn: int, after: torch.cuda.Event | None) -> Future[None]:
-        """Copy the chunk of `turn` out of `window` once `after` happened; the future ends when it is stored."""
+        """Copy the chunk of `turn` out of `window` once `after` happened; the future: it is stored."""
 
-    def prefetch(self, extent: Extent, after: Future[None] | None) -> None:
+    def prefetch(self, extent: Extent, after: Future[None] | None) -> None:  # noqa: B027 - optional
         """Begin reading, once `after` has ended, a chunk that `load` will be called for in this order."""
 
-    def abort(self) -> None:
+    def abort(self) -> None:  # noqa: B027 - optional
         """Wake every thread that waits inside this mover with an error."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - optional
         """Stop the threads and release buffers; the store is closed by its owner."""
 
 
@@ -109,7 +109,12 @@ class StagedMover(Mover):
     """
 
     def __init__(
-        self, store: Store, device: torch.device, read_ring: StagingRing, write_ring: StagingRing, threads: int
+        self,
+        store: Store,
+        device: torch.device,
+        read_ring: StagingRing,
+        write_ring: StagingRing,
+        threads: int,
     ) -> None:
         super().__init__(store, device)
         self._read_ring = read_ring
@@ -152,7 +157,9 @@ class StagedMover(Mover):
         """Copy pieces to the device as they arrive from disk, in order; see `Mover.load`."""
         arrival = self._arriving[0]
         if arrival.extent != extent:
-            raise RuntimeError(f"chunk at {extent.offset} is loaded but {arrival.extent.offset} was read ahead")
+            raise RuntimeError(
+                f"chunk at {extent.offset} is loaded but {arrival.extent.offset} was read ahead"
+            )
         mark = None
         for start, end in _spans(extent.nbytes, self._read_ring.slot_bytes):
             slot = arrival.pieces.get().result()

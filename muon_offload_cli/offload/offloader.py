@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from muon_offload_cli.offload.mover import PIECE_BYTES, AddressableMover, Mover, StagedMover, as_bytes
+from muon_offload_cli.offload.mover import PIECE_BYTES, AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
 from muon_offload_cli.offload.plan import (
     STATE_ITEM_BYTES,

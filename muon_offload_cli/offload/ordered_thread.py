@@ -19,7 +19,9 @@ class OrderedThread:
         on_error: Gets the first exception of a job; the thread ends then.
     """
 
-    def __init__(self, name: str, on_start: Callable[[], None], on_error: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, name: str, on_start: Callable[[], None], on_error: Callable[[BaseException], None]
+    ) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(on_start, on_error), name=name, daemon=True)
         self._thread.start()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
 from muon_offload_cli.errors import does_not_fit
 from muon_offload_cli.units import format_bytes
+
+_logger = logging.getLogger(__name__)
 
 
 class Pinner(Protocol):
@@ -15,7 +18,7 @@ class Pinner(Protocol):
         """Lock `nbytes` at `address`; raises `UserError` where that cannot be done."""
 
     def unregister(self, address: int) -> None:
-        """Undo `register`; raises RuntimeError where CUDA reports an error."""
+        """Undo `register`; never raises, since the memory goes back to the system either way."""
 
 
 class CudaPinner:
@@ -42,9 +45,9 @@ class CudaPinner:
         """Unlock memory; see `Pinner`."""
         code = int(_cudart().cudaHostUnregister(address))
         if code != 0:
-            raise RuntimeError(
-                f"cudaHostUnregister({address:#x}) failed with CUDA error {code} ({_name(code)})"
-            )
+            # A CUDA context that died of an earlier error reports that error here too; raising would hide
+            # the first one.
+            _logger.warning("cudaHostUnregister(%#x): CUDA error %d, %s", address, code, _name(code))
 
 
 def _cudart() -> Any:
