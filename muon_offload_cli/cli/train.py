@@ -111,7 +111,7 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
     if found is not None:
         view.death(found)
     if outcome.interrupted_by is not None:
-        view.line(f"ended by {signal.Signals(outcome.interrupted_by).name}; no process of the run is left")
+        view.line(f"ended by {signal.Signals(outcome.interrupted_by).name}")
     view.line(f"summary: {folder.summary}")
     view.headline(verdict)
     if json:

@@ -6,6 +6,7 @@ collectives lose a peer or time out. Nothing of that is a cause, and none of it 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -263,11 +264,12 @@ def _free(machine: MachineFigures) -> str:
 
 
 def _tail(text: str, rank: int) -> list[str]:
-    """Return the last lines that say something, without the ``[rank3]:`` that torch puts before them."""
+    """Return the last lines that say something new, without the ``[rank3]:`` that torch puts before them."""
     prefix = f"[rank{rank}]:"
     lines = [line.removeprefix(prefix).expandtabs().rstrip() for line in text.splitlines()]
     lines = [line[1:] if line.startswith(" ") and not line.startswith("  ") else line for line in lines]
-    return [line for line in lines if line.strip()][-SHOWN_LINES:]
+    # A warning that is repeated must not push out what came before it.
+    return [line for line, _ in itertools.groupby(lines) if line.strip()][-SHOWN_LINES:]
 
 
 def _torchrun_died(evidence: Evidence) -> PostMortem:

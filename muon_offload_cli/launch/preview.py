@@ -22,9 +22,12 @@ _STATE_LIVES = {
 
 
 def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
-    """Return the lines that are shown before a run starts."""
+    """Return the lines that are shown before a run starts.
+
+    The recipe's description is not among them: an override may have made it untrue.
+    """
     lines = [
-        ("recipe", _join(config.recipe, config.description, separator=": ")),
+        ("recipe", config.recipe),
         ("ranks", _ranks(config)),
         ("model", _model(config)),
         ("data", _data(config)),
@@ -139,5 +142,5 @@ def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
 
 
-def _join(*parts: str, separator: str = ", ") -> str:
-    return separator.join(part for part in parts if part)
+def _join(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)

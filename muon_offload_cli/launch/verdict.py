@@ -130,12 +130,19 @@ def _judge_rank(
         detail=detail,
         engine=report.engine,
         steps=max(report.steps, figures.steps if figures else 0),
-        steps_from_backend=report.steps_from_backend,
+        steps_from_backend=_from_backend(report, figures),
         disk_bytes=report.disk_bytes,
         host_bytes=report.host_bytes,
         gpu_bytes=report.gpu_bytes,
         adam_state_bytes=report.adam_state_bytes,
     )
+
+
+def _from_backend(report: RankReport, figures: RankFigures | None) -> int:
+    """Return the count of the report, which a rank that did not finish never brought up to date."""
+    if report.finished or figures is None or report.engine == Engine.none.name:
+        return report.steps_from_backend
+    return figures.steps_by_engine.get(report.engine, 0)
 
 
 def _fault(config: Config, report: RankReport, figures: RankFigures | None) -> str:

@@ -146,16 +146,11 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
 def test_an_interrupted_run_exits_as_shells_expect_and_leaves_no_process(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAIN, *words(tmp_path)],
-        env=fake_torchrun.environment({"steps": 10000, "ranks": {"1": {"child": True}}}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert fake_torchrun.wait_until((tmp_path / "run/metrics/rank_3.jsonl").exists)
-    process.send_signal(signum)
-    out, err = process.communicate(timeout=30)
+    plan = {"steps": 10000, "ranks": {"1": {"child": True}}}
+    with fake_torchrun.started([sys.executable, "-c", TRAIN, *words(tmp_path)], plan) as process:
+        assert fake_torchrun.wait_until((tmp_path / "run/metrics/rank_3.jsonl").exists)
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (128 + signum, "")
     assert f"ended by {signum.name}" in out
     assert json.loads((tmp_path / "run/summary.json").read_text())["interrupted_by"] == signum
@@ -163,12 +158,9 @@ def test_an_interrupted_run_exits_as_shells_expect_and_leaves_no_process(
 
 
 def test_sigkill_to_the_command_leaves_no_process(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAIN, *words(tmp_path)],
-        env=fake_torchrun.environment({"steps": 10000, "ranks": {"1": {"deaf": True}}}),
-        stdout=subprocess.DEVNULL,
-    )
-    assert fake_torchrun.wait_until((tmp_path / "run/metrics/rank_3.jsonl").exists)
-    process.kill()
-    process.wait()
+    plan = {"steps": 10000, "ranks": {"1": {"deaf": True}}}
+    with fake_torchrun.started([sys.executable, "-c", TRAIN, *words(tmp_path)], plan) as process:
+        assert fake_torchrun.wait_until((tmp_path / "run/metrics/rank_3.jsonl").exists)
+        process.kill()
+        process.communicate()
     assert fake_torchrun.wait_until(lambda: fake_torchrun.processes_of(tmp_path) == [])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,18 @@ def processes_of(root: Path) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue
     return found
+
+
+@contextmanager
+def started(arguments: list[str], plan: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """A program with the stand-in on its path, which does not outlive the block."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(arguments, env=environment(plan), stdout=pipe, stderr=pipe, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> bool:

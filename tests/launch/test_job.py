@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,26 +120,24 @@ def test_a_command_that_cannot_start_is_an_outcome_not_a_crash(folder: RunFolder
     assert outcome.reports == {}
 
 
+LAUNCHER_GRACE_S = 4.0
 LAUNCHER = """
 import sys
 from pathlib import Path
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.job import Patience, run_job
 outcome = run_job(sys.argv[2:], RunFolder(root=Path(sys.argv[1])), range(2), lambda event: None,
-                  patience=Patience(poll_s=0.02, grace_s=float(1)))
+                  patience=Patience(poll_s=0.02, grace_s=4.0))
 print(outcome.interrupted_by)
 """
 
 
-def launcher(folder: RunFolder, plan: dict[str, Any]) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(folder.root), *fake_torchrun.command(folder.root, 2)],
-        env=fake_torchrun.environment(plan),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert fake_torchrun.wait_until(lambda: all(folder.rank_metrics(rank).exists() for rank in range(2)))
-    return process
+@contextmanager
+def launcher(folder: RunFolder, plan: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    arguments = [sys.executable, "-c", LAUNCHER, str(folder.root), *fake_torchrun.command(folder.root, 2)]
+    with fake_torchrun.started(arguments, plan) as process:
+        assert fake_torchrun.wait_until(lambda: all(folder.rank_metrics(rank).exists() for rank in range(2)))
+        yield process
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -144,25 +145,36 @@ def launcher(folder: RunFolder, plan: dict[str, Any]) -> subprocess.Popen[str]:
 def test_a_signal_to_the_launcher_leaves_no_process(
     folder: RunFolder, signum: signal.Signals, rank: dict[str, bool]
 ) -> None:
-    process = launcher(folder, {"steps": 10000, "ranks": {"0": rank}})
-    process.send_signal(signum)
-    out, _ = process.communicate(timeout=20)
+    with launcher(folder, {"steps": 10000, "ranks": {"0": rank}}) as process:
+        process.send_signal(signum)
+        out, _ = process.communicate(timeout=20)
     assert out.strip() == str(int(signum))
     assert fake_torchrun.processes_of(folder.root) == []
 
 
+def test_a_second_signal_ends_the_grace(folder: RunFolder) -> None:
+    with launcher(folder, {"steps": 10000, "ranks": {"0": {"deaf": True}}}) as process:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        before = time.monotonic()
+        process.communicate(timeout=20)
+    assert time.monotonic() - before < LAUNCHER_GRACE_S / 2
+    assert fake_torchrun.processes_of(folder.root) == []
+
+
 def test_sigkill_to_the_launcher_leaves_no_process(folder: RunFolder) -> None:
-    process = launcher(folder, {"steps": 10000, "ranks": {"0": {"deaf": True, "child": True}}})
-    assert len(fake_torchrun.processes_of(folder.root)) >= 5
-    process.kill()
-    process.communicate()
+    with launcher(folder, {"steps": 10000, "ranks": {"0": {"deaf": True, "child": True}}}) as process:
+        assert len(fake_torchrun.processes_of(folder.root)) >= 5
+        process.kill()
+        process.communicate()
     assert fake_torchrun.wait_until(lambda: fake_torchrun.processes_of(folder.root) == [])
 
 
 def test_sigkill_to_the_leash_leaves_no_process(folder: RunFolder) -> None:
-    process = launcher(folder, {"steps": 10000})
-    (leash,) = psutil.Process(process.pid).children()
-    leash.kill()
-    out, _ = process.communicate(timeout=20)
+    with launcher(folder, {"steps": 10000}) as process:
+        (leash,) = psutil.Process(process.pid).children()
+        leash.kill()
+        out, _ = process.communicate(timeout=20)
     assert out.strip() == "None"
     assert fake_torchrun.wait_until(lambda: fake_torchrun.processes_of(folder.root) == [])

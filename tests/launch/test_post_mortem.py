@@ -128,6 +128,11 @@ def test_only_the_named_ranks_lines_are_shown() -> None:
     assert found.last_lines == [f"line {n}" for n in range(28, 40)]
 
 
+def test_a_repeated_warning_is_shown_once() -> None:
+    found = explain(evidence(KILLED, rank_logs={1: "cause\n" + "warning\n" * 40}))
+    assert found.last_lines == ["cause", "warning"]
+
+
 def test_a_user_error_of_all_ranks_is_told_once_with_its_own_code() -> None:
     reports = {
         rank: report(rank, "does not fit", what="needs 3 GiB", fix="chunk_mb=1", exit_code=3)

@@ -103,6 +103,12 @@ def test_a_host_budget_may_hold_everything() -> None:
     assert found.headline == "2 of 2 ranks: state on disk (8.00 MiB) and in host memory (8.00 MiB)"
 
 
+def test_the_steps_of_a_rank_that_died_are_counted_from_its_records() -> None:
+    cut = report(0, steps=0, steps_from_backend=0, finished=False)
+    found = judge(config(), {0: cut}, {0: figures("disk", 5, 5)}, ranks=range(1), exit_code=1)
+    assert (found.ranks[0].steps_from_backend, found.ranks[0].steps) == (2, 2)
+
+
 def test_a_rank_without_muon_parameters_is_fine_and_says_so() -> None:
     empty = report(1, muon_parameters=0, muon_state_bytes=0, disk_bytes=0, chunks=0, steps_from_backend=0)
     found = verdict_of(config(), report(0), empty)
