@@ -83,6 +83,9 @@ def sweep(offloader: StateOffloader, number: int, visit: Callable[[ChunkState], 
             visit(state)
         for index, master, momentum in zip(state.parameters, state.masters, state.momenta, strict=True):
             step(index, number, master, momentum)
+    if number % 2 == 0:
+        # Whether reading for the next sweep begins early must not matter.
+        offloader.prefetch()
 
 
 def differences(offloader: StateOffloader, model: Model) -> list[str]:

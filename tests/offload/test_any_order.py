@@ -108,6 +108,20 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.failed)
     @rule()
+    def prefetch(self) -> None:
+        self.offloader.prefetch()
+
+    @precondition(lambda self: not self.failed)
+    @rule(parameter=st.integers(0, len(PARAMETERS) - 1))
+    def write_one_momentum_where_it_lies(self, parameter: int) -> None:
+        with self.offloader.written_outside():
+            for state in self.offloader.resting():
+                if parameter in state.parameters:
+                    state.momenta[state.parameters.index(parameter)].fill_(5)
+        self.model.momenta[parameter].fill_(5)
+
+    @precondition(lambda self: not self.failed)
+    @rule()
     def compare(self) -> None:
         assert differences(self.offloader, self.model) == []
 

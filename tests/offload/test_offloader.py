@@ -184,7 +184,6 @@ def test_sweeps_alternate_and_reuse_what_the_windows_hold(directory: Path) -> No
         kept_back = sum(chunk.nbytes for chunk in chunks[-3:])
         kept_front = sum(chunk.nbytes for chunk in chunks[:3])
         whole = sum(chunk.nbytes for chunk in chunks)
-        # The reads of the fourth sweep have begun, as far as windows and buffers reach.
         read = 3 * whole - 2 * kept_back - kept_front
         assert read <= offloader.bytes_read < read + whole - kept_front
         assert offloader.bytes_written == 4 * whole
@@ -233,6 +232,30 @@ def test_special_values_survive(directory: Path) -> None:
         for _ in range(3):
             for _state in offloader.sweep():
                 pass
+        assert differences(offloader, model) == []
+
+
+@pytest.mark.parametrize("windows", [1, 3, 6])
+@pytest.mark.parametrize("engine", ["host", "mapped", "disk"])
+def test_state_written_from_outside_is_what_the_next_sweep_steps(
+    directory: Path, engine: str, windows: int
+) -> None:
+    offloader, model = make(directory, engine, windows=windows, fraction=0.8, host_bytes=20_000), Model()
+    model.fill()
+    with closed_in_time(offloader):
+        fill(offloader)
+        for number in range(4):
+            sweep(offloader, number)
+            model.step(number)
+            with offloader.written_outside():
+                for state in offloader.resting():
+                    for index, master in zip(state.parameters, state.masters, strict=True):
+                        master.fill_(index + number)
+                        model.masters[index].fill_(index + number)
+                del state, master
+            assert differences(offloader, model) == []
+        sweep(offloader, 9)
+        model.step(9)
         assert differences(offloader, model) == []
 
 
@@ -317,6 +340,7 @@ def test_closing_with_reads_in_flight_returns_at_once(directory: Path, engine: s
         fill(offloader)
         for number in range(sweeps):
             sweep(offloader, number)
+        offloader.prefetch()
 
 
 def test_closing_before_anything_was_filled_leaves_nothing(directory: Path) -> None:
@@ -346,6 +370,7 @@ slow = opening(lambda store: SlowStore(store, 0.02)) if sys.argv[2] == "disk" el
 offloader = StateOffloader(PARAMETERS, given, CPU, open_store=slow)
 fill(offloader)
 sweep(offloader, 0)
+offloader.prefetch()
 if sys.argv[3] == "raise":
     for state in offloader.sweep():
         raise KeyError("first cause")
