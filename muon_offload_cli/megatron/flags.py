@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, Engine
+from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.vocabulary import vocabulary_size
 
 
@@ -182,4 +182,3 @@ def _checkpoint(config: Config) -> Iterator[tuple[str, Any]]:
         yield "no-save-optim", not checkpoint.optimizer
     if config.resume.source is not None:
         yield "load", config.resume.source
-        yield "no-load-optim", config.offload.engine is not Engine.none

@@ -7,7 +7,7 @@ chunk, swept once a step, and synchronized before anyone reads the state from ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -132,11 +132,28 @@ class StateOffloader:
         yield from self.fill(load=True)
         self.sweeps += 1
 
+    def prefetch(self) -> None:
+        """Begin fetching for the next sweep, so that it happens while forward and backward run."""
+        self._pipeline.prefetch()
+
+    @contextmanager
+    def written_outside(self) -> Iterator[None]:
+        """Let the caller write state through the views of `resting` while the context is entered.
+
+        Raises:
+            StoreError: The bytes written could not be brought to the drive.
+        """
+        self.synchronize()
+        self._pipeline.forget()
+        yield
+        for store in self.stores.values():
+            store.flush()
+
     def resting(self) -> list[ChunkState]:
         """Return CPU views (device views for the GPU tier) of all state where it lies between steps.
 
-        They show current values after `synchronize`. Writing through them is lost if the chunk has been
-        read ahead: use `fill(load=True)`.
+        They show current values after `synchronize`. Write through them only inside `written_outside`: a
+        chunk that has been read ahead would not see it.
         """
         return [self._resting(chunk) for chunk in self.plan.chunks]
 

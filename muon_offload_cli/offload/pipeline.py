@@ -89,7 +89,23 @@ class Pipeline:
             lanes.compute_waits_for(self._wait(visit.arrived), self._device)
             yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
             self._write_back(visit, lanes.mark_compute(self._device))
-        self._request_all(load=True)
+
+    def prefetch(self) -> None:
+        """Begin fetching for the next sweep, unless that has begun already."""
+        if not self._upcoming:
+            self._request_all(load=True)
+
+    def forget(self) -> None:
+        """Drop what was fetched and what the windows hold: the tiers were written from outside.
+
+        Call `synchronize` before the tiers are written.
+        """
+        while self._upcoming:
+            visit = self._upcoming.popleft()
+            lanes.wait(self._wait(visit.arrived))
+            visit.window.empty_up_to(visit.turn, visit.window.memory.numel(), None)
+        for window in self._windows:
+            window.holds = None
 
     def synchronize(self) -> None:
         """Block until all write-back is done; afterwards every tier holds the current bytes."""
@@ -115,8 +131,7 @@ class Pipeline:
         """Request every chunk of the next sweep, forward and backward in turn.
 
         What the windows still hold is used first and not fetched again. The copying threads take each
-        request as soon as its window and a staging buffer are free, so fetching for the next step begins
-        while forward and backward run.
+        request as soon as its window and a staging buffer are free.
         """
         self.check()
         order = self._chunks if self._sweeps % 2 == 0 else self._chunks[::-1]
