@@ -62,11 +62,15 @@ class ClusterConfig:
         name: ``local`` means the machine at hand.
         gpus_per_node: GPUs of one node, 0 if it has none.
         host_memory_gb: Host memory of one node in GiB; null: not known.
+        disk_read_gbps: What a node's drives read while they also write, in GB/s; null: not known.
+        disk_write_gbps: What they write meanwhile.
     """
 
     name: str = "local"
     gpus_per_node: int | None = None
     host_memory_gb: float | None = None
+    disk_read_gbps: float | None = None
+    disk_write_gbps: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)

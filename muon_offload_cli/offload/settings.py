@@ -44,5 +44,9 @@ class OffloadSettings:
         Args:
             stored_bytes: Size of the store that they serve; more buffers than it has pieces are never used.
         """
-        piece_bytes = round_up(min(PIECE_BYTES, self.chunk_bytes or PIECE_BYTES, stored_bytes), PIECE_ALIGNMENT)
-        return max(1, min(self.staging_bytes // piece_bytes // 2, -(-stored_bytes // piece_bytes))), piece_bytes
+        piece_bytes = round_up(
+            min(PIECE_BYTES, self.chunk_bytes or PIECE_BYTES, stored_bytes), PIECE_ALIGNMENT
+        )
+        return max(
+            1, min(self.staging_bytes // piece_bytes // 2, -(-stored_bytes // piece_bytes))
+        ), piece_bytes

@@ -161,4 +161,3 @@ def _bucket_size(config: Config, parameters: int, ranks: int, stage: int, chunk:
     if number is not None:
         return parameters // int(number)
     return max(SMALLEST_BUCKET, BUCKET_A_RANK * ranks) if size is None else int(size)
-

@@ -63,9 +63,7 @@ class RankFigures:
         chunks: Chunks of the plan.
         chunks_on_disk: Those of them that live on disk.
         windows: Places for chunks on the device.
-        largest: Name of the largest parameter that Muon owns here; empty if there is none.
-        largest_bytes: Its state.
-        oversized: Names of parameters whose state is larger than a chunk's budget.
+        largest_bytes: State of the largest parameter that Muon owns here.
         open_files: Files that the offloader keeps open.
         maps: Mappings that it makes: rings, host memory, and the file once its views are asked for.
         traffic: See `Traffic`.
@@ -87,9 +85,7 @@ class RankFigures:
     chunks: int
     chunks_on_disk: int
     windows: int
-    largest: str
     largest_bytes: int
-    oversized: tuple[str, ...]
     open_files: int
     maps: int
     traffic: Traffic
@@ -130,8 +126,6 @@ def rank_figures(
     slots, piece_bytes = settings.staging_rings(disk) if staged else (0, 0)
     windows = window_sizes(streamed, settings.windows)
     resident = settings.engine == "none"
-    largest = max(owned, key=lambda tensor: tensor.numel, default=None)
-    budget = settings.chunk_bytes
     return RankFigures(
         parameters=held_elements,
         muon_parameters=muon,
@@ -149,9 +143,7 @@ def rank_figures(
         chunks=len(plan.chunks),
         chunks_on_disk=len(plan.of_tier(Tier.DISK)),
         windows=len(windows),
-        largest=largest.name if largest else "",
-        largest_bytes=largest.numel * MUON_STATE_BYTES if largest else 0,
-        oversized=tuple(t.name for t in owned if budget and t.numel * MUON_STATE_BYTES > budget),
+        largest_bytes=max((tensor.numel for tensor in owned), default=0) * MUON_STATE_BYTES,
         open_files=1 if disk else 0,
         # One mapping a ring, one of the host tier's memory, one of the file for its views.
         maps=2 * staged + (host > 0) + (disk > 0),

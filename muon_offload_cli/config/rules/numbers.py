@@ -53,6 +53,8 @@ _NOT_NEGATIVE = {
     "model.moe.aux_loss_coeff": 0.0,
 }
 _POSITIVE = {
+    "cluster.disk_read_gbps": 2.0,
+    "cluster.disk_write_gbps": 2.0,
     "optimizer.lr": 3e-4,
     "optimizer.adam_eps": 1e-8,
     "offload.staging_mb": 192,
