@@ -107,7 +107,11 @@ def node_rank(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         )
 
 
-@rule(name="meeting-point", reason="Several machines can only meet at an address that all of them know.")
+@rule(
+    name="meeting-point",
+    reason="Several machines can only meet at an address that all of them know.",
+    machine=True,
+)
 def meeting_point(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Require address and port of node 0 for more than one node."""
     if config.launcher.nodes <= 1:
