@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, DataSource, Engine, ModelConfig, MoeConfig
+from muon_offload_cli.config.schema import Config, DataSource, ModelConfig, MoeConfig
 
 BYTE_VOCABULARY = 257
 """Token ids of text data: a byte each, and the end of a document, which the null tokenizer puts last."""
@@ -242,4 +242,3 @@ def _checkpoint(config: Config) -> Iterator[tuple[str, Any]]:
         yield "no-save-optim", not checkpoint.optimizer
     if config.resume.source is not None:
         yield "load", config.resume.source
-        yield "no-load-optim", config.offload.engine is not Engine.none

@@ -30,6 +30,7 @@ def plain_torch() -> Iterator[None]:
         _allow_more_of_norms(stack)
         stand_in_for_fla(stack)
         _skip_compiling_shipped_helpers(stack)
+        _let_adam_be_loaded(stack)
         yield
 
 
@@ -79,3 +80,38 @@ def _skip_compiling_shipped_helpers(stack: Substitutions) -> None:
     except ImportError:
         return
     stack.replace(utils, "compile_helpers", lambda: None)
+
+
+def _let_adam_be_loaded(stack: Substitutions) -> None:
+    """Let a DistributedOptimizer over torch's own Adam be loaded from a checkpoint.
+
+    It reads the step of its state before there is any, and afterwards the step that was loaded stands in the
+    parameter groups only, where torch's Adam never looks: a resumed run would not be the run that was saved.
+    """
+    from megatron.core.optimizer import distrib_optimizer
+
+    if getattr(distrib_optimizer, "HAVE_APEX_OR_TE", True):
+        return
+    optimizer_class = distrib_optimizer.DistributedOptimizer
+    describe, load = optimizer_class.sharded_state_dict, optimizer_class.load_state_dict
+
+    def sharded_state_dict(self: Any, model: Any, is_loading: bool = False, **kwargs: Any) -> Any:
+        if is_loading and not self.is_stub_optimizer:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = self.optimizer.state[parameter]
+                    if not state:
+                        state["step"] = torch.zeros((), dtype=torch.float32)
+                        state["exp_avg"] = torch.zeros_like(parameter.data)
+                        state["exp_avg_sq"] = torch.zeros_like(parameter.data)
+        return describe(self, model, is_loading, **kwargs)
+
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        load(self, state_dict)
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if "step" in group:
+                    self.optimizer.state[parameter]["step"] = torch.tensor(float(group["step"]))
+
+    stack.replace(optimizer_class, "sharded_state_dict", sharded_state_dict)
+    stack.replace(optimizer_class, "load_state_dict", load_state_dict)

@@ -7,11 +7,12 @@ chunk, swept once a step, and synchronized before anyone reads the state from ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from muon_offload_cli.offload.io_meter import IoMeter
 from muon_offload_cli.offload.mover import PIECE_BYTES, AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
 from muon_offload_cli.offload.plan import (
@@ -132,11 +133,28 @@ class StateOffloader:
         yield from self.fill(load=True)
         self.sweeps += 1
 
+    def prefetch(self) -> None:
+        """Begin fetching for the next sweep, so that it happens while forward and backward run."""
+        self._pipeline.prefetch()
+
+    @contextmanager
+    def written_outside(self) -> Iterator[None]:
+        """Let the caller write state through the views of `resting` while the context is entered.
+
+        Raises:
+            StoreError: The bytes written could not be brought to the drive.
+        """
+        self.synchronize()
+        self._pipeline.forget()
+        yield
+        for store in self.stores.values():
+            store.flush()
+
     def resting(self) -> list[ChunkState]:
         """Return CPU views (device views for the GPU tier) of all state where it lies between steps.
 
-        They show current values after `synchronize`. Writing through them is lost if the chunk has been
-        read ahead: use `fill(load=True)`.
+        They show current values after `synchronize`. Write through them only inside `written_outside`: a
+        chunk that has been read ahead would not see it.
         """
         return [self._resting(chunk) for chunk in self.plan.chunks]
 
@@ -159,18 +177,26 @@ class StateOffloader:
 
     @property
     def wait_s(self) -> float:
-        """Seconds so far in which the training thread waited for copies or the disk."""
-        return self._pipeline.wait_s
+        """Seconds so far in which the device stood still for data to arrive."""
+        return self._pipeline.stall.seconds
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from disk so far."""
-        return sum(mover.bytes_read for mover in self._movers.values() if mover.store.on_disk)
+        return sum(meter.bytes_read for meter in self._disk_meters())
 
     @property
     def bytes_written(self) -> int:
         """Bytes written to disk so far."""
-        return sum(mover.bytes_written for mover in self._movers.values() if mover.store.on_disk)
+        return sum(meter.bytes_written for meter in self._disk_meters())
+
+    @property
+    def io_busy_s(self) -> float:
+        """Seconds so far in which a request to the disk was under way."""
+        return sum(meter.busy_s for meter in self._disk_meters())
+
+    def _disk_meters(self) -> list[IoMeter]:
+        return [mover.meter for mover in self._movers.values() if mover.store.on_disk]
 
     def stored_bytes(self, tier: Tier) -> int:
         """Bytes that `tier` holds between steps, alignment included."""

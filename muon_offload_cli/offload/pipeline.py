@@ -8,7 +8,6 @@ error at its next wait, and every other thread is woken.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from muon_offload_cli.offload import lane as lanes
 from muon_offload_cli.offload.mover import Mover
 from muon_offload_cli.offload.ordered_thread import OrderedThread
 from muon_offload_cli.offload.plan import Chunk, Tier
+from muon_offload_cli.offload.stall_clock import StallClock
 from muon_offload_cli.offload.window import Window
 from muon_offload_cli.storage.extent import Extent
 
@@ -67,7 +67,7 @@ class Pipeline:
         self._download = OrderedThread("muon-download", enter, self._fail)
         self._upcoming: deque[_Visit] = deque()
         self._sweeps = 0
-        self.wait_s = 0.0
+        self.stall = StallClock(device)
 
     def sweep(self, *, load: bool = True) -> Iterator[tuple[Chunk, torch.Tensor]]:
         """Visit every chunk once, in alternating order, and write each one back after its visit.
@@ -86,10 +86,28 @@ class Pipeline:
             self._request_all(load=load)
         for _ in range(len(self._upcoming)):
             visit = self._upcoming.popleft()
+            self.stall.begin()
             lanes.compute_waits_for(self._wait(visit.arrived), self._device)
+            self.stall.end()
             yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
             self._write_back(visit, lanes.mark_compute(self._device))
-        self._request_all(load=True)
+
+    def prefetch(self) -> None:
+        """Begin fetching for the next sweep, unless that has begun already."""
+        if not self._upcoming:
+            self._request_all(load=True)
+
+    def forget(self) -> None:
+        """Drop what was fetched and what the windows hold: the tiers were written from outside.
+
+        Call `synchronize` before the tiers are written.
+        """
+        while self._upcoming:
+            visit = self._upcoming.popleft()
+            lanes.wait(self._wait(visit.arrived))
+            visit.window.empty_up_to(visit.turn, visit.window.memory.numel(), None)
+        for window in self._windows:
+            window.holds = None
 
     def synchronize(self) -> None:
         """Block until all write-back is done; afterwards every tier holds the current bytes."""
@@ -115,8 +133,7 @@ class Pipeline:
         """Request every chunk of the next sweep, forward and backward in turn.
 
         What the windows still hold is used first and not fetched again. The copying threads take each
-        request as soon as its window and a staging buffer are free, so fetching for the next step begins
-        while forward and backward run.
+        request as soon as its window and a staging buffer are free.
         """
         self.check()
         order = self._chunks if self._sweeps % 2 == 0 else self._chunks[::-1]
@@ -172,17 +189,15 @@ class Pipeline:
                 done.set_result(None)
 
     def _wait[T](self, future: Future[T] | None) -> T | None:
-        """Wait for a future of this pipeline and count the time; raise the pipeline's error if it failed."""
+        """Wait for a future of this pipeline; raise the pipeline's error if it failed."""
         if future is None:
             return None
-        started = time.perf_counter()
         while not future.done():
             self.check()
             try:
                 future.exception(timeout=0.2)
             except TimeoutError:
                 continue
-        self.wait_s += time.perf_counter() - started
         self.check()
         return future.result()
 
