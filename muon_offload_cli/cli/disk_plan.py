@@ -142,10 +142,10 @@ def _known_bandwidth(config: Config) -> Bandwidth | None:
     if directory is not None and (record := recall(inspect(Path(directory)).mount_point)) is not None:
         source = f"measured on {record.mount_point}, {record.measured[:10]}"
         return Bandwidth(read=record.read, written=record.written, source=source)
-    if cluster.disk_read_gbps and cluster.disk_write_gbps:
+    if cluster.read_gb_s and cluster.write_gb_s:
         return Bandwidth(
-            read=cluster.disk_read_gbps * GB,
-            written=cluster.disk_write_gbps * GB,
+            read=cluster.read_gb_s * GB,
+            written=cluster.write_gb_s * GB,
             source=f"cluster={cluster.name}",
         )
     return None

@@ -10,8 +10,16 @@ from muon_offload_cli.units import MIB, format_bytes
 OFFLOAD_KEYS = {
     Engine.none: (),
     Engine.host: ("chunk_mb", "fraction", "windows"),
-    Engine.mapped: ("directory", "chunk_mb", "fraction", "windows"),
-    Engine.disk: ("directory", "chunk_mb", "fraction", "windows", "io_threads", "staging_mb"),
+    Engine.mapped: ("directory", "chunk_mb", "fraction", "host_memory_gb", "windows"),
+    Engine.disk: (
+        "directory",
+        "chunk_mb",
+        "fraction",
+        "host_memory_gb",
+        "windows",
+        "io_threads",
+        "staging_mb",
+    ),
 }
 _STATE_LIVES = {
     Engine.none: "on the training device (nothing is moved)",

@@ -5,7 +5,8 @@ line::
 
     {"megatron_version": "0.19.2", "transformer_engine": false, "world_size": 4, "padded_vocab_size": 512,
      "ranks": {"0": [{"name": "decoder.layers.0...", "shape": [512, 256], "dtype": "bfloat16",
-                      "optimizer": "muon", "expert": false, "owner": true, "owned_numel": 131072}, ...]}}
+                      "optimizer": "muon", "expert": false, "tensor_parallel": true,
+                      "owner": true, "owned_numel": 131072}, ...]}}
 
 in the order of ``named_parameters`` (virtual stages one after another, each name then preceded by its
 stage: ``1:decoder...``), or ``{"problems": [{"what": ..., "fix": ..., "exit_code": ...}]}`` if the config
@@ -43,6 +44,7 @@ class Entry:
         dtype: Type of the model's weight, ``bfloat16``.
         optimizer: ``muon`` or ``adam``.
         expert: Owned over the expert data-parallel group instead of the data-parallel one.
+        tensor_parallel: Cut over the (expert) tensor-parallel group; else the same on all its ranks.
         owner: This rank keeps state for it.
         owned_numel: Elements of which this rank keeps the state.
     """
@@ -52,6 +54,7 @@ class Entry:
     dtype: str
     optimizer: str
     expert: bool
+    tensor_parallel: bool
     owner: bool
     owned_numel: int
 
@@ -184,6 +187,7 @@ def _entry(name: str, parameter: torch.nn.Parameter, chunk: _Unwrapped, shares: 
         dtype=str(parameter.dtype).removeprefix("torch."),
         optimizer="muon" if muon else "adam",
         expert=not getattr(parameter, "allreduce", True),
+        tensor_parallel=bool(getattr(parameter, "tensor_model_parallel", False)),
         owner=owned > 0,
         owned_numel=owned,
     )
@@ -209,7 +213,7 @@ def _owned_bytewise(parameter: torch.nn.Parameter, full_layout: Any) -> int:
         bucket_start, bucket_end = layout.bucket_indices[bucket]
         shard = (bucket_end - bucket_start) // group.size()
         first = bucket_start + group.rank() * shard
-        return max(0, min(end, first + shard) - max(start, first))
+        return int(max(0, min(end, first + shard) - max(start, first)))
     raise KeyError(f"no buffer holds a parameter of shape {tuple(parameter.shape)}")
 
 

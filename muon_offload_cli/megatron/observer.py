@@ -36,7 +36,7 @@ class Observer:
         self._model: list[torch.nn.Module] = []
         self._optimizer: Any = None
         self._last = time.perf_counter()
-        self._totals = (0, 0, 0.0)
+        self._totals = (0, 0, 0.0, 0.0)
 
     def watch(self, stack: Substitutions) -> None:
         """Listen to `megatron.training` until `stack` is closed; its functions are called as before."""
@@ -70,6 +70,7 @@ class Observer:
         report.muon_parameters = state_census.muon_parameters(self._optimizer)
         report.muon_state_bytes = report.muon_parameters * state_census.MUON_ITEM_BYTES
         report.chunks = sum(len(offloader.plan.chunks) for offloader in self._offloaders)
+        report.build_gpu_peak_bytes = torch.cuda.max_memory_allocated()
         report.disk_bytes = self._bytes(Tier.DISK)
         report.host_bytes = self._bytes(Tier.HOST)
         report.gpu_bytes = self._bytes(Tier.GPU) if self._offloaders else report.muon_state_bytes
@@ -87,12 +88,13 @@ class Observer:
         self._totals = self._count()
         self._last = time.perf_counter()
 
-    def _count(self) -> tuple[int, int, float]:
-        """Bytes read, bytes written and seconds waited so far."""
+    def _count(self) -> tuple[int, int, float, float]:
+        """Bytes read, bytes written, seconds stalled and seconds of I/O so far."""
         return (
             sum(offloader.bytes_read for offloader in self._offloaders),
             sum(offloader.bytes_written for offloader in self._offloaders),
             sum(offloader.wait_s for offloader in self._offloaders),
+            sum(offloader.io_busy_s for offloader in self._offloaders),
         )
 
     def _step(self, arguments: dict[str, Any]) -> None:
@@ -117,6 +119,7 @@ class Observer:
             host_bytes=self.report.host_bytes,
             gpu_bytes=self.report.gpu_bytes,
             wait_s=totals[2] - self._totals[2],
+            io_busy_s=totals[3] - self._totals[3],
             gpu_peak_bytes=torch.cuda.max_memory_allocated(),
         )
         self._metrics.write(record.to_json() + "\n")

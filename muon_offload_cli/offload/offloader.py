@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from muon_offload_cli.offload.io_meter import IoMeter
 from muon_offload_cli.offload.mover import AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
 from muon_offload_cli.offload.plan import (
@@ -175,18 +176,26 @@ class StateOffloader:
 
     @property
     def wait_s(self) -> float:
-        """Seconds so far in which the training thread waited for copies or the disk."""
-        return self._pipeline.wait_s
+        """Seconds so far in which the device stood still for data to arrive."""
+        return self._pipeline.stall.seconds
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from disk so far."""
-        return sum(mover.bytes_read for mover in self._movers.values() if mover.store.on_disk)
+        return sum(meter.bytes_read for meter in self._disk_meters())
 
     @property
     def bytes_written(self) -> int:
         """Bytes written to disk so far."""
-        return sum(mover.bytes_written for mover in self._movers.values() if mover.store.on_disk)
+        return sum(meter.bytes_written for meter in self._disk_meters())
+
+    @property
+    def io_busy_s(self) -> float:
+        """Seconds so far in which a request to the disk was under way."""
+        return sum(meter.busy_s for meter in self._disk_meters())
+
+    def _disk_meters(self) -> list[IoMeter]:
+        return [mover.meter for mover in self._movers.values() if mover.store.on_disk]
 
     def stored_bytes(self, tier: Tier) -> int:
         """Bytes that `tier` holds between steps, alignment included."""

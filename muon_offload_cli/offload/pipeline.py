@@ -8,7 +8,6 @@ error at its next wait, and every other thread is woken.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from muon_offload_cli.offload import lane as lanes
 from muon_offload_cli.offload.mover import Mover
 from muon_offload_cli.offload.ordered_thread import OrderedThread
 from muon_offload_cli.offload.plan import Chunk, Tier
+from muon_offload_cli.offload.stall_clock import StallClock
 from muon_offload_cli.offload.window import Window
 from muon_offload_cli.storage.extent import Extent
 
@@ -67,7 +67,7 @@ class Pipeline:
         self._download = OrderedThread("muon-download", enter, self._fail)
         self._upcoming: deque[_Visit] = deque()
         self._sweeps = 0
-        self.wait_s = 0.0
+        self.stall = StallClock(device)
 
     def sweep(self, *, load: bool = True) -> Iterator[tuple[Chunk, torch.Tensor]]:
         """Visit every chunk once, in alternating order, and write each one back after its visit.
@@ -86,7 +86,9 @@ class Pipeline:
             self._request_all(load=load)
         for _ in range(len(self._upcoming)):
             visit = self._upcoming.popleft()
+            self.stall.begin()
             lanes.compute_waits_for(self._wait(visit.arrived), self._device)
+            self.stall.end()
             yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
             self._write_back(visit, lanes.mark_compute(self._device))
 
@@ -187,17 +189,15 @@ class Pipeline:
                 done.set_result(None)
 
     def _wait[T](self, future: Future[T] | None) -> T | None:
-        """Wait for a future of this pipeline and count the time; raise the pipeline's error if it failed."""
+        """Wait for a future of this pipeline; raise the pipeline's error if it failed."""
         if future is None:
             return None
-        started = time.perf_counter()
         while not future.done():
             self.check()
             try:
                 future.exception(timeout=0.2)
             except TimeoutError:
                 continue
-        self.wait_s += time.perf_counter() - started
         self.check()
         return future.result()
 
