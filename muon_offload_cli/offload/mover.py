@@ -26,9 +26,6 @@ from muon_offload_cli.storage.ring import Slot, StagingRing
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import MIB
 
-PIECE_BYTES = 8 * MIB
-"""Size of one disk request: the knee of the measured curves, see docs/lab-log.md."""
-
 HANDOVER_BYTES = 64 * MIB
 """Size of one copy between host and device: small enough to hand a window over as it empties."""
 

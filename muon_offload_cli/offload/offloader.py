@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from muon_offload_cli.offload.io_meter import IoMeter
-from muon_offload_cli.offload.mover import PIECE_BYTES, AddressableMover, Mover, StagedMover
+from muon_offload_cli.offload.mover import AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
 from muon_offload_cli.offload.plan import (
     STATE_ITEM_BYTES,
@@ -27,12 +27,11 @@ from muon_offload_cli.offload.plan import (
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.offload.window import make_windows
 from muon_offload_cli.storage.direct import DirectStore
-from muon_offload_cli.storage.extent import ALIGNMENT, Extent, lay_out
+from muon_offload_cli.storage.extent import Extent, lay_out
 from muon_offload_cli.storage.mapped import MappedStore
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
-from muon_offload_cli.units import round_up
 
 type OpenStore = Callable[[Tier, OffloadSettings, int, bool], Store]
 
@@ -261,9 +260,6 @@ def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) 
 
 
 def _make_staged(store: Store, settings: OffloadSettings, device: torch.device, pinned: bool) -> Mover:
-    largest = settings.chunk_bytes or PIECE_BYTES
-    piece_bytes = round_up(min(PIECE_BYTES, largest, store.size), ALIGNMENT)
-    # Half of the ring reads, half writes; more buffers than there are pieces would never be used.
-    slots = max(1, min(settings.staging_bytes // piece_bytes // 2, -(-store.size // piece_bytes)))
+    slots, piece_bytes = settings.staging_rings(store.size)
     rings = [StagingRing(slots, piece_bytes, pin=pinned) for _ in range(2)]
     return StagedMover(store, device, rings[0], rings[1], settings.io_threads)
