@@ -84,6 +84,14 @@ class RankReport:
         notes: Sentences that a person should see (a fallback, for example).
         steps: Optimizer steps taken.
         steps_from_backend: Steps whose Muon state was taken from `engine` in full.
+        saves: Checkpoints saved.
+        saved_step: Step of the newest one.
+        save_flush_s: Seconds spent waiting for write-back before saves, all saves together.
+        save_write_s: Seconds from there to the sealed checkpoint, all saves together.
+        save_bytes: Size of the newest checkpoint, all ranks together.
+        loaded_step: Step of the checkpoint that the run went on from.
+        load_s: Seconds that loading it took.
+        stopped_at: Step after which the run ended on request (SIGTERM), once it was saved; 0: it did not.
         finished: Whether training ended by itself.
         digests: Hashes of final weights, masters and momenta by kind, if asked for.
         error: Exception text of a rank that failed; empty otherwise.
@@ -109,6 +117,14 @@ class RankReport:
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     steps_from_backend: int = 0
+    saves: int = 0
+    saved_step: int = 0
+    save_flush_s: float = 0.0
+    save_write_s: float = 0.0
+    save_bytes: int = 0
+    loaded_step: int = 0
+    load_s: float = 0.0
+    stopped_at: int = 0
     finished: bool = False
     digests: dict[str, str] = field(default_factory=dict)
     error: str = ""

@@ -22,6 +22,7 @@ from muon_offload_cli.launch.follow import Event
 from muon_offload_cli.launch.job import Outcome, run_job
 from muon_offload_cli.launch.post_mortem import Evidence, MachineFigures, PostMortem, explain
 from muon_offload_cli.launch.preview import preview
+from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.launch.summary import Ends, summarize
 from muon_offload_cli.launch.tail import last_lines
 from muon_offload_cli.launch.verdict import TRAINING_FAILED, Verdict, judge
@@ -51,12 +52,14 @@ def train_command(
         UserError: The run is refused, or every rank that failed was stopped by a user error.
     """
     prepared = prepare(words, recipe_directories)
-    config, started, base = prepared.config, datetime.now(), Path.cwd()
+    started, base = datetime.now(), Path.cwd()
+    config, chosen = settle_checkpoints(prepared.config, base)
+    remarks = [*prepared.remarks, *chosen]
     planned = planned_folder(config, now=started, base=base)
     text = script_text(config, planned, base)
     if dry_run:
         sys.stdout.write(by_hand(to_yaml(config), text, planned))
-        print_problems(prepared.remarks)
+        print_problems(remarks)
         return 0
     folder = create_folder(config, now=started, base=base)
     save_config(config, folder.resolved)
@@ -65,7 +68,7 @@ def train_command(
 
     view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
     view.plan(preview(config, folder))
-    print_problems(prepared.remarks)
+    print_problems(remarks)
     return _run(config, folder, view, started=started, json=json)
 
 

@@ -74,7 +74,7 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
 
     parser = OverridesParser.create()
     result = Overrides()
-    for word in words:
+    for word in map(spelled_out, words):
         problem = _refused_form(word)
         if problem is not None:
             result.problems.append(problem)
@@ -100,6 +100,11 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
         else:
             result.values[key] = value
     return result
+
+
+def spelled_out(word: str) -> str:
+    """Write ``resume=X`` as ``resume.source=X``: `resume` is also a section."""
+    return f"resume.source={word.removeprefix('resume=')}" if word.startswith("resume=") else word
 
 
 def check_key(key: str, options: Mapping[str, Iterable[str]], where: str = "") -> Problem | None:

@@ -384,18 +384,36 @@ class DataConfig:
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
-    """Saving. `directory` null: nothing is saved."""
+    """Saving.
+
+    Attributes:
+        directory: Folder of this run's checkpoints, reached by all nodes; null: nothing is saved.
+        interval: Steps from one checkpoint to the next; 0: one at the end.
+        keep: Checkpoints that stay, the newest ones; null: all of them.
+        optimizer: Save optimizer state, not only weights.
+    """
 
     directory: str | None = None
     interval: int = 0
+    keep: int | None = None
     optimizer: bool = True
 
 
 @dataclass(kw_only=True, slots=True)
 class ResumeConfig:
-    """Loading. `source` null: start afresh; a checkpoint directory otherwise."""
+    """Loading; ``resume=X`` on the command line is short for ``resume.source=X``.
+
+    Attributes:
+        source: ``auto``: the newest complete checkpoint below `checkpoint.directory`, or a new start if there
+            is none; a number: that step of it; a path: a checkpoint directory or one ``iter_N`` folder in it;
+            ``none`` or null: a new start.
+        step: Step to load from a path; null: the newest complete one. The launcher fills it in.
+        weights_only: Take the weights and begin a new run with them.
+    """
 
     source: str | None = None
+    step: int | None = None
+    weights_only: bool = False
 
 
 @dataclass(kw_only=True, slots=True)

@@ -227,11 +227,18 @@ def _device(model: ModelConfig, device: str, transformer_engine: bool) -> Iterat
 
 
 def _checkpoint(config: Config) -> Iterator[tuple[str, Any]]:
-    checkpoint = config.checkpoint
+    checkpoint, resume = config.checkpoint, config.resume
     yield "ckpt-format", "torch_dist"
     if checkpoint.directory is not None:
         yield "save", checkpoint.directory
         yield "save-interval", checkpoint.interval or config.train.steps
         yield "no-save-optim", not checkpoint.optimizer
-    if config.resume.source is not None:
-        yield "load", config.resume.source
+        # The format of the Adam sibling that another tensor-parallel size can load.
+        yield "dist-ckpt-optim-fully-reshardable", True
+        # SIGTERM saves at the end of the step and ends the run.
+        yield "exit-signal-handler", True
+    if resume.source is not None:
+        yield "load", resume.source
+        yield "ckpt-step", resume.step
+        yield "exit-on-missing-checkpoint", True
+        yield "finetune", resume.weights_only

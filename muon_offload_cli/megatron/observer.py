@@ -143,6 +143,33 @@ class Observer:
             parts.append(f"{format_bytes(self.report.gpu_bytes)} on the device")
         return ", ".join(parts)
 
+    def saved(self, step: int, *, flush_s: float, write_s: float, nbytes: int) -> None:
+        """Record a checkpoint; its time is not part of the next step."""
+        report = self.report
+        report.saves += 1
+        report.saved_step = step
+        report.save_flush_s += flush_s
+        report.save_write_s += write_s
+        report.save_bytes = nbytes
+        print(
+            f"saved step {step}: {flush_s:.2f} s of waiting for write-back, "
+            f"{write_s:.2f} s of writing {format_bytes(nbytes)}",
+            flush=True,
+        )
+        self.write()
+        self._last = time.perf_counter()
+
+    def loaded(self, step: int, seconds: float) -> None:
+        """Record that the run goes on from a checkpoint."""
+        self.report.loaded_step = step
+        self.report.load_s = seconds
+        print(f"loaded step {step} in {seconds:.2f} s", flush=True)
+        self.write()
+
+    def stopped(self, step: int) -> None:
+        """Record that training ends before its last step, on request; the step was saved."""
+        self.report.stopped_at = step
+
     def finish(self, *, digest: bool) -> None:
         """Complete the report after training; hashes need every tier to hold the current bytes."""
         for offloader in self._offloaders:

@@ -11,6 +11,7 @@ import torch
 from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.attach import install
+from muon_offload_cli.megatron.checkpoints import Checkpoints
 from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.data.byte_dataset import prepare
 from muon_offload_cli.megatron.flags import megatron_flags
@@ -54,9 +55,21 @@ def train(config: Config, device: str, observer: Observer) -> None:
         # Megatron's parser reads the process's arguments and nothing else.
         stack.replace(sys, "argv", [sys.argv[0], *flags])
         observer.watch(stack)
+        checkpoints = Checkpoints(config, observer)
+        checkpoints.watch(stack)
         if config.offload.engine is not Engine.none:
-            stack.callback(install(offload_settings(config), observer.built).close)
-        _pretrain(prepared, transformer_engine=transformer_engine)
+
+            def built(optimizer: Any) -> None:
+                observer.built(optimizer)
+                checkpoints.built(optimizer)
+
+            stack.callback(install(offload_settings(config), built).close)
+        try:
+            _pretrain(prepared, transformer_engine=transformer_engine)
+        except SystemExit:
+            # How Megatron ends a run early; any other exit of its own is a failure.
+            if not observer.report.stopped_at:
+                raise
         observer.finish(digest=config.run.digest)
         torch.distributed.destroy_process_group()
 

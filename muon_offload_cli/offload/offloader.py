@@ -167,6 +167,13 @@ class StateOffloader:
         self._checksums.forget()
         for store in self.stores.values():
             store.flush()
+        if self.settings.engine == "disk":
+            self.drop_cache()
+
+    def drop_cache(self) -> None:
+        """Let go of what readers of `resting` brought into the page cache, which a memory limit would count."""
+        for store in self.stores.values():
+            store.drop_cache()
 
     def resting(self) -> list[ChunkState]:
         """Return CPU views (device views for the GPU tier) of all state where it lies between steps.

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.reserved_file import create_reserved
 from muon_offload_cli.storage.store import Store, StoreError, describe_errno
@@ -33,6 +35,18 @@ class FileStore(Store):
     def fd(self) -> int:
         """Descriptor of the file, for diagnostics; the store owns it."""
         return self._file.fd
+
+    def view_address(self) -> int | None:
+        """Return the address of the mapping, None before the first view."""
+        return None if self._map is None else np.frombuffer(self._map, np.uint8).ctypes.data
+
+    def drop_cache(self) -> None:
+        """Take the file's pages out of this process and, clean as they are after `flush`, out of memory."""
+        with self._using("flush", Extent(0, 0)):
+            if self._map is not None:
+                # A page that is mapped is not dropped; this unmaps it and keeps what it holds.
+                self._map.madvise(mmap.MADV_DONTNEED)
+            os.posix_fadvise(self._file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _read(self, extent: Extent, target: memoryview) -> None:
         self._transfer("read", self._calls.preadv, extent, target)

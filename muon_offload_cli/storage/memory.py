@@ -23,6 +23,10 @@ class MemoryStore(Store):
         """The memory is page-locked."""
         return self._buffer.pinned
 
+    def view_address(self) -> int | None:
+        """Return the address of the buffer."""
+        return self._buffer.address
+
     def _read(self, extent: Extent, target: memoryview) -> None:
         _copy(target, self._view(extent))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from muon_offload_cli.config.rules import (
+    checkpoint,
     chunks,
     data,
     directory,
@@ -23,7 +24,7 @@ from muon_offload_cli.errors import Level, Problem
 
 __all__ = ["DirectoryFacts", "FileFacts", "MachineFacts", "Rule", "all_rules", "check", "refuses"]
 
-_SUBJECTS = (family, numbers, chunks, exclusive, flags, topology, model, data, machine, directory)
+_SUBJECTS = (family, numbers, chunks, exclusive, checkpoint, flags, topology, model, data, machine, directory)
 
 
 def all_rules() -> list[Rule]:

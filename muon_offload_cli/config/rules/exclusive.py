@@ -111,19 +111,3 @@ def optimizer_instances(config: Config, written: Set[str], facts: MachineFacts) 
             fix="megatron.args.num_distributed_optimizer_instances=1",
             keys=("megatron.args.num_distributed_optimizer_instances", "offload.engine"),
         )
-
-
-@rule(name="save-offloaded", reason="Saving the state of an offloaded run has no tested path yet.")
-def save_offloaded(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse checkpoints with optimizer state from an offloaded run."""
-    if (
-        config.offload.engine is not Engine.none
-        and config.checkpoint.directory is not None
-        and config.checkpoint.optimizer
-    ):
-        yield Problem(
-            what=f"checkpoint.directory={config.checkpoint.directory} with offload.engine="
-            f"{config.offload.engine.name}: saving an offloaded run is not supported yet.",
-            fix="checkpoint.directory=null",
-            keys=("checkpoint.directory", "offload.engine"),
-        )

@@ -82,6 +82,9 @@ OURS: dict[str, str] = {
     "save_interval": "checkpoint.interval",
     "no_save_optim": "checkpoint.optimizer",
     "load": "resume.source",
+    "ckpt_step": "resume.step",
+    "finetune": "resume.weights_only",
+    "save_retain_interval": "checkpoint.keep",
 }
 _FLAG = re.compile(r"[a-z0-9][a-z0-9_]*", re.IGNORECASE)
 

@@ -1,0 +1,167 @@
+"""Which checkpoints a directory holds, which are complete, and why the others are not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from muon_offload_cli.checkpoints.names import SAVING, SEAL, TRACKER, step_folder, step_of
+from muon_offload_cli.checkpoints.seal import Seal, hash_piece
+
+MEGATRON_LAST = "metadata.json"
+"""Megatron writes this file when all others are there (megatron/core/dist_checkpointing/core.py)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A checkpoint, or what is left of one.
+
+    Attributes:
+        step: The step it is named after.
+        folder: Where it lies.
+        fault: Why it cannot be used; empty if it is complete.
+        seal: What it says of itself; None for one that plain Megatron wrote.
+        size: Bytes on the drive.
+    """
+
+    step: int
+    folder: Path
+    fault: str
+    seal: Seal | None
+    size: int
+
+    @property
+    def complete(self) -> bool:
+        """It can be loaded, as far as names and sizes tell."""
+        return not self.fault
+
+
+def list_checkpoints(directory: Path) -> list[Found]:
+    """Return everything in `directory` that is or was meant to be a checkpoint, by step, oldest first.
+
+    A save that was interrupted is among them. File contents are not read.
+
+    Raises:
+        OSError: The directory cannot be read. One that does not exist holds nothing.
+    """
+    try:
+        entries = sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    tracked = _tracked_step(directory)
+    found = [look_at(folder, step, tracked) for folder in entries if (step := _step_in(folder)) is not None]
+    if (directory / SAVING).is_dir():
+        found += [
+            Found(
+                step=step, folder=folder, fault="its save was interrupted", seal=None, size=_size_of(folder)
+            )
+            for folder in sorted((directory / SAVING).iterdir())
+            if (step := _step_in(folder)) is not None
+        ]
+    return sorted(found, key=lambda each: (each.step, each.complete))
+
+
+def look_at(folder: Path, step: int, tracked: int | None) -> Found:
+    """Judge one folder by the names and sizes in it.
+
+    Args:
+        folder: An ``iter_N`` folder.
+        step: Its N.
+        tracked: Newest step that Megatron's tracker file speaks of; None: there is none.
+    """
+    try:
+        seal = Seal.read(folder)
+    except (ValueError, OSError) as error:
+        return Found(step=step, folder=folder, fault=f"{SEAL}: {error}", seal=None, size=_size_of(folder))
+    fault = _unsealed_fault(folder, step, tracked) if seal is None else size_fault(folder, seal)
+    return Found(step=step, folder=folder, fault=fault, seal=seal, size=_size_of(folder))
+
+
+def _unsealed_fault(folder: Path, step: int, tracked: int | None) -> str:
+    for name in (MEGATRON_LAST, ".metadata"):
+        if not (folder / name).is_file():
+            return f"{name} is missing: its save did not end, or it is no torch_dist checkpoint"
+    if tracked is None or tracked < step:
+        return f"{TRACKER} does not reach this step: its save did not end"
+    return ""
+
+
+def size_fault(folder: Path, seal: Seal) -> str:
+    """Return the first file that is missing or has another size than was sealed; empty if all agree."""
+    for name, file in seal.files.items():
+        try:
+            size = (folder / name).stat().st_size
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if size != file.size:
+            how = "truncated" if size < file.size else "too long"
+            return f"{name} is {how}: {size} of {file.size} bytes"
+    return ""
+
+
+def content_fault(folder: Path, seal: Seal) -> str:
+    """Read every file through; return the first one that is not what was sealed, empty if all are."""
+    if fault := size_fault(folder, seal):
+        return fault
+    for name, file in seal.files.items():
+        offset = 0
+        try:
+            with (folder / name).open("rb", buffering=0) as stream:
+                for length, expected in file.pieces:
+                    if hash_piece(stream.read(length)) != expected:
+                        return f"{name} is damaged between bytes {offset} and {offset + length}"
+                    offset += length
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    return ""
+
+
+def newest(found: list[Found]) -> Found | None:
+    """Return the complete checkpoint with the highest step."""
+    return max((each for each in found if each.complete), key=lambda each: each.step, default=None)
+
+
+def at_step(directory: Path, step: int) -> Found | None:
+    """Return the checkpoint of one step, complete or not; None if there is no such folder."""
+    folder = step_folder(directory, step)
+    return look_at(folder, step, _tracked_step(directory)) if folder.is_dir() else None
+
+
+def _step_in(folder: Path) -> int | None:
+    return step_of(folder) if folder.is_dir() else None
+
+
+def _tracked_step(directory: Path) -> int | None:
+    try:
+        return int((directory / TRACKER).read_text().strip())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
+
+
+def as_json(found: list[Found]) -> str:
+    """Write what was found as JSON, without the hashes."""
+    return json.dumps(
+        [
+            {
+                "step": each.step,
+                "folder": str(each.folder),
+                "complete": each.complete,
+                "fault": each.fault,
+                "size": each.size,
+                "saved_at": each.seal.saved_at if each.seal else None,
+                "optimizer": each.seal.optimizer if each.seal else None,
+                "world_size": each.seal.world_size if each.seal else None,
+                "layout": dict(each.seal.layout) if each.seal else None,
+                "engine": each.seal.engine if each.seal else None,
+                "chunk_mb": each.seal.chunk_mb if each.seal else None,
+                "versions": dict(each.seal.versions) if each.seal else None,
+            }
+            for each in found
+        ],
+        indent=1,
+    )

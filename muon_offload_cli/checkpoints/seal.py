@@ -1,0 +1,106 @@
+"""The seal: a small JSON file that is written last and says what a checkpoint holds, hashes included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+import xxhash
+
+from muon_offload_cli.checkpoints.names import SEAL, replace_text
+from muon_offload_cli.units import MIB
+
+FORMAT = 1
+PIECE_BYTES = 8 * MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSeal:
+    """One file of a checkpoint.
+
+    Attributes:
+        size: Bytes.
+        pieces: Length in bytes and XXH3 sum (64 bits, hexadecimal) of each piece, in order, over the whole
+            file. Pieces end where a tensor ends, so that a reader of one tensor can check just that.
+    """
+
+    size: int
+    pieces: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seal:
+    """What a checkpoint holds and where it came from.
+
+    Attributes:
+        step: Optimizer steps taken.
+        saved_at: Local time with zone, ISO 8601.
+        optimizer: Whether optimizer state is in it.
+        world_size: Ranks that wrote it.
+        layout: Parallel sizes by name (tp, pp, cp, ep, etp, dp).
+        engine: Where Muon's state lay.
+        chunk_mb: Chunk size of that run.
+        versions: Of muon-offload, torch and Megatron.
+        files: By name within the folder.
+        format: Version of this description.
+    """
+
+    step: int
+    saved_at: str
+    optimizer: bool
+    world_size: int
+    layout: Mapping[str, int]
+    engine: str
+    chunk_mb: float
+    versions: Mapping[str, str]
+    files: Mapping[str, FileSeal] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files but the seal itself."""
+        return sum(file.size for file in self.files.values())
+
+    def write(self, folder: Path) -> None:
+        """Seal a checkpoint whose files are on the drive; raises OSError."""
+        replace_text(folder / SEAL, json.dumps(asdict(self), separators=(",", ":")))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read the seal of a checkpoint; None if there is none.
+
+        Raises:
+            ValueError: It is no seal, or one of a later format.
+        """
+        try:
+            text = (folder / SEAL).read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if data["format"] > FORMAT:
+                raise ValueError(f"it has format {data['format']}, this version reads up to {FORMAT}")
+            data["files"] = {
+                name: FileSeal(size=file["size"], pieces=tuple((n, h) for n, h in file["pieces"]))
+                for name, file in data["files"].items()
+            }
+            return cls(**{each.name: data[each.name] for each in fields(cls)})
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"it cannot be read: {type(error).__name__}: {error}") from error
+
+
+def hash_piece(data: bytes | memoryview) -> str:
+    """Return the sum of one piece."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def seal_file(path: Path) -> FileSeal:
+    """Read a file through and describe it; raises OSError."""
+    pieces = []
+    with path.open("rb", buffering=0) as stream:
+        while data := stream.read(PIECE_BYTES):
+            pieces.append((len(data), hash_piece(data)))
+    return FileSeal(size=sum(length for length, _ in pieces), pieces=tuple(pieces))

@@ -1,0 +1,83 @@
+"""Saving and resuming: settings that contradict each other, and flags that take checkpoints out of our hands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from muon_offload_cli.config.rules.exclusive import has_flag
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.errors import Problem
+
+UNSERVED: dict[str, str] = {
+    "async_save": "a checkpoint is sealed when its save returns, and the next step moves the state",
+    "non_persistent_save_interval": "such a checkpoint is not sealed",
+    "non_persistent_ckpt_type": "such a checkpoint is not sealed",
+    "no_ckpt_fully_parallel_save": "the first rank of each group would write what all hold",
+}
+
+
+@rule(name="checkpoint-numbers", reason="Deleting all checkpoints is never meant.")
+def numbers(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Demand a sensible number of checkpoints to keep and of the step to load."""
+    for key, value in (("checkpoint.keep", config.checkpoint.keep), ("resume.step", config.resume.step)):
+        if value is not None and value < 1:
+            yield Problem(what=f"{key}={value}: it counts from 1.", fix=f"{key}=null", keys=(key,))
+
+
+@rule(name="checkpoint-nowhere", reason="Without a directory nothing is saved, whatever else is set.")
+def nowhere(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse settings of checkpoints without a place for them."""
+    if config.checkpoint.directory is not None:
+        return
+    for key in ("checkpoint.interval", "checkpoint.keep"):
+        if key in written and getattr(config.checkpoint, key.partition(".")[2]):
+            yield Problem(
+                what=f"{key}={getattr(config.checkpoint, key.partition('.')[2])} without checkpoint.directory: "
+                "nothing would be saved.",
+                fix="checkpoint.directory=/a/folder/that/all/nodes/reach",
+                keys=(key, "checkpoint.directory"),
+            )
+    source = config.resume.source or ""
+    if source == "auto" or source.isdecimal():
+        yield Problem(
+            what=f"resume={source} looks below checkpoint.directory, which is not set.",
+            fix="checkpoint.directory=/the/folder/of/the/run, or resume=/path/to/checkpoints",
+            keys=("resume.source", "checkpoint.directory"),
+        )
+
+
+@rule(name="weights-only", reason="A new run that saves among another's checkpoints mixes the two.")
+def weights_only(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Demand a source of its own for a run that begins from weights."""
+    if not config.resume.weights_only:
+        return
+    source = config.resume.source
+    if source in (None, "none", "auto") or source.isdecimal() or source == config.checkpoint.directory:
+        yield Problem(
+            what=f"resume.weights_only=true with resume={source or 'none'}: a new run that begins from weights "
+            "needs the path of another run's checkpoint.",
+            fix="resume=/path/to/other/checkpoints",
+            keys=("resume.weights_only", "resume.source"),
+        )
+
+
+@rule(name="checkpoint-flags", reason="These flags save in ways that no seal covers.")
+def unserved_flags(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse Megatron flags that write checkpoints another way."""
+    if config.checkpoint.directory is None:
+        return
+    for flag, reason in UNSERVED.items():
+        if has_flag(config, flag):
+            yield Problem(
+                what=f"megatron.args.{flag} with checkpoint.directory={config.checkpoint.directory}: {reason}.",
+                fix=f"megatron.args.{flag}=false",
+                keys=(f"megatron.args.{flag}", "checkpoint.directory"),
+            )
+    if "ckpt_format" in config.megatron.args:
+        yield Problem(
+            what=f"megatron.args.ckpt_format={config.megatron.args['ckpt_format']}: checkpoints are torch_dist.",
+            fix="megatron.args.ckpt_format=null",
+            keys=("megatron.args.ckpt_format",),
+        )

@@ -1,0 +1,169 @@
+"""Which checkpoint a run goes on from: a question to directory listings, answered before anything starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from muon_offload_cli.checkpoints.listing import Found, at_step, list_checkpoints, newest
+from muon_offload_cli.checkpoints.names import SAVING, step_of
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.errors import Level, Problem, UserError, wrong
+
+_KEY = "resume.source"
+
+
+def settle_checkpoints(config: Config, base: Path) -> tuple[Config, list[Problem]]:
+    """Make checkpoint paths absolute and choose the checkpoint to load.
+
+    Args:
+        config: The resolved configuration; not changed.
+        base: Folder that relative paths start from.
+
+    Returns:
+        The configuration with `resume.source` an absolute checkpoint directory and `resume.step` a step in it,
+        or both null; and notes on what was chosen and what was passed over.
+
+    Raises:
+        UserError: There is no such checkpoint, it is not complete, or it has not what is asked of it.
+    """
+    saving = config.checkpoint.directory
+    if saving is not None:
+        config = replace(config, checkpoint=replace(config.checkpoint, directory=str(_usable(saving, base))))
+    source = config.resume.source
+    if source is None or source == "none":
+        return replace(config, resume=replace(config.resume, source=None, step=None)), []
+    directory, found, notes = _choose(config, source, base)
+    if found is None:
+        return replace(config, resume=replace(config.resume, source=None, step=None)), notes
+    _demand_fit(config, found)
+    kind = "its weights alone" if config.resume.weights_only else "it"
+    notes.append(
+        Problem(
+            what=f"resume={source} takes step {found.step} of {directory} and goes on from {kind}.",
+            keys=(_KEY,),
+            level=Level.NOTE,
+        )
+    )
+    settled = replace(config.resume, source=str(directory), step=found.step)
+    return replace(config, resume=settled), notes
+
+
+def _usable(directory: str, base: Path) -> Path:
+    path = Path(os.path.normpath(base / Path(directory).expanduser()))
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not nearest.is_dir():
+        raise wrong(
+            f"checkpoint.directory={directory}: {nearest} is a file.", "checkpoint.directory=/a/folder"
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise wrong(
+            f"checkpoint.directory={directory}: you may not write in {nearest}.",
+            "checkpoint.directory=/a/folder/that/you/may/write",
+            "checkpoint.directory",
+        )
+    return path
+
+
+def _choose(config: Config, source: str, base: Path) -> tuple[Path, Found | None, list[Problem]]:
+    own = Path(config.checkpoint.directory or base)
+    if source == "auto":
+        found, notes = _newest(own, source, _list(own, source))
+        if found is None:
+            notes.append(
+                Problem(
+                    what=f"resume=auto: {own} holds no checkpoint, so the run starts anew.",
+                    keys=(_KEY,),
+                    level=Level.NOTE,
+                )
+            )
+        return own, found, notes
+    if source.isdecimal():
+        return own, _exactly(own, int(source), source), []
+    path = Path(os.path.normpath(base / Path(source).expanduser()))
+    if not path.is_dir():
+        raise wrong(f"resume={source}: there is no such folder.", "resume=/path/to/checkpoints", _KEY)
+    step = step_of(path)
+    if step is not None:
+        return path.parent, _exactly(path.parent, step, source), []
+    if config.resume.step is not None:
+        return path, _exactly(path, config.resume.step, source), []
+    found, notes = _newest(path, source, _list(path, source))
+    if found is None:
+        raise wrong(f"resume={source}: {path} holds no checkpoint.", "resume=none", _KEY)
+    return path, found, notes
+
+
+def _list(directory: Path, source: str) -> list[Found]:
+    try:
+        return list_checkpoints(directory)
+    except OSError as error:
+        raise wrong(
+            f"resume={source}: {directory} cannot be read: {error.strerror}.",
+            "resume=/path/to/checkpoints",
+            _KEY,
+        ) from error
+
+
+def _newest(directory: Path, source: str, found: list[Found]) -> tuple[Found | None, list[Problem]]:
+    best = newest(found)
+    passed = [each for each in found if not each.complete and (best is None or each.step > best.step)]
+    standing = [each for each in passed if each.folder.parent.name != SAVING]
+    if best is None and standing:
+        told = "; ".join(f"step {each.step}: {each.fault}" for each in standing)
+        raise wrong(
+            f"resume={source}: no checkpoint in {directory} is complete ({told}).",
+            "resume=none with another checkpoint.directory, or repair one of them",
+            _KEY,
+        )
+    notes = [
+        Problem(
+            what=f"resume={source} passes over step {each.step} in {each.folder}: {each.fault}.",
+            keys=(_KEY,),
+            level=Level.WARNING,
+        )
+        for each in passed
+    ]
+    return best, notes
+
+
+def _exactly(directory: Path, step: int, source: str) -> Found:
+    found = at_step(directory, step)
+    if found is not None and found.complete:
+        return found
+    fault = (
+        f"step {step} in {directory} is not complete: {found.fault}"
+        if found
+        else (f"there is no step {step} in {directory}")
+    )
+    there = [each.step for each in _list(directory, source) if each.complete]
+    listed = f" Complete steps: {', '.join(map(str, there))}." if there else " None is complete."
+    fix = f"resume={directory if '/' in source else there[-1]}" if there else "resume=none"
+    raise wrong(f"resume={source}: {fault}.{listed}", fix, _KEY)
+
+
+def _demand_fit(config: Config, found: Found) -> None:
+    problems = []
+    if config.resume.weights_only:
+        return
+    if found.seal is not None and not found.seal.optimizer:
+        problems.append(
+            Problem(
+                what=f"step {found.step} in {found.folder.parent} was saved with checkpoint.optimizer=false: "
+                "it has no optimizer state to go on with.",
+                fix=f"resume={found.folder} resume.weights_only=true, with another checkpoint.directory",
+                keys=(_KEY, "resume.weights_only"),
+            )
+        )
+    if found.step >= config.train.steps:
+        problems.append(
+            Problem(
+                what=f"step {found.step} in {found.folder.parent} is the end of train.steps={config.train.steps}: "
+                "nothing is left to train.",
+                fix=f"train.steps={found.step + config.train.steps}",
+                keys=("train.steps", _KEY),
+            )
+        )
+    if problems:
+        raise UserError(problems=problems)

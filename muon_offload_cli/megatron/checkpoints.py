@@ -1,0 +1,221 @@
+"""Saving and loading in Megatron's training loop: each save is sealed, each load is checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muon_offload_cli.checkpoints.keeping import delete_older, make_room, put_in_place
+from muon_offload_cli.checkpoints.names import SAVING, step_folder
+from muon_offload_cli.checkpoints.seal import FileSeal, Seal, seal_file
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.errors import UserError, does_not_fit
+from muon_offload_cli.megatron.checkpoint_io import Incoming, Outgoing
+from muon_offload_cli.megatron.load_differences import demand_same_tensors, first_user_error
+from muon_offload_cli.megatron.observer import Observer
+from muon_offload_cli.megatron.substitute import Substitutions
+from muon_offload_cli.offload.offloader import StateOffloader
+from muon_offload_cli.storage.piece_writer import Sources
+from muon_offload_cli.storage.store import describe_errno
+
+
+class Checkpoints:
+    """Stands between Megatron's training loop and its checkpoints on one rank.
+
+    Args:
+        config: Resolved; `resume.source` and `resume.step` name one checkpoint or none.
+        observer: Told of every save and load.
+    """
+
+    def __init__(self, config: Config, observer: Observer) -> None:
+        self._config = config
+        self._observer = observer
+        self._offloaders: list[StateOffloader] = []
+
+    def built(self, optimizer: Any) -> None:
+        """Take note of a Muon optimizer whose state was offloaded."""
+        self._offloaders.append(optimizer.offloader)
+
+    def watch(self, stack: Substitutions) -> None:
+        """Take part in saves, loads and early ends until `stack` is closed."""
+        from megatron.training import training
+
+        save, load, decide = (
+            training.save_checkpoint,
+            training.load_checkpoint,
+            training.checkpoint_and_decide_exit,
+        )
+
+        def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> None:
+            self._save(iteration, lambda: save(iteration, *args, **kwargs))
+
+        def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            return self._load(lambda: load(*args, **kwargs))
+
+        def checkpoint_and_decide_exit(
+            model: Any, optimizer: Any, scheduler: Any, iteration: int, *args: Any, **kwargs: Any
+        ) -> bool:
+            ends = bool(decide(model, optimizer, scheduler, iteration, *args, **kwargs))
+            if ends:
+                self._observer.stopped(iteration)
+            return ends
+
+        stack.replace(training, "save_checkpoint", save_checkpoint)
+        stack.replace(training, "load_checkpoint", load_checkpoint)
+        stack.replace(training, "checkpoint_and_decide_exit", checkpoint_and_decide_exit)
+
+    def _save(self, step: int, save: Callable[[], None]) -> None:
+        """Let Megatron write to a folder aside, then move it to its place and seal it.
+
+        Raises:
+            UserError: The checkpoint's file system is full, or reports another error.
+        """
+        from megatron.training import get_args
+
+        args = get_args()
+        directory = Path(args.save)
+        began = time.perf_counter()
+        for offloader in self._offloaders:
+            offloader.synchronize()
+        flushed = time.perf_counter()
+        growing = self._alone(lambda: make_room(directory))
+        sources = Sources([store for each in self._offloaders for store in each.stores.values()])
+        outgoing = Outgoing(sources)
+        try:
+            with Substitutions() as stack:
+                outgoing.replace_in(stack)
+                _stop_at_first_error(stack, outgoing, directory)
+                stack.replace(args, "save", str(growing))
+                save()
+        finally:
+            sources.close()
+        files: dict[str, FileSeal] = {}
+        for part in _gathered(outgoing.sealed()):
+            files.update(part)
+        nbytes = self._alone(lambda: self._finish(directory, step, files))
+        self._observer.saved(
+            step,
+            flush_s=flushed - began,
+            write_s=time.perf_counter() - flushed,
+            nbytes=nbytes,
+        )
+
+    def _finish(self, directory: Path, step: int, files: dict[str, FileSeal]) -> int:
+        folder = step_folder(directory / SAVING, step)
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.name not in files:
+                files[str(path.relative_to(folder))] = seal_file(path)
+        seal = self._seal(step, files)
+        put_in_place(directory, seal)
+        if self._config.checkpoint.keep is not None:
+            for gone in delete_older(directory, step, self._config.checkpoint.keep):
+                print(f"deleted {gone}: checkpoint.keep={self._config.checkpoint.keep}", flush=True)
+        return seal.nbytes
+
+    def _seal(self, step: int, files: dict[str, FileSeal]) -> Seal:
+        from megatron.core import package_info
+        from megatron.training import get_args
+
+        args, offload = get_args(), self._config.offload
+        return Seal(
+            step=step,
+            saved_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+            optimizer=self._config.checkpoint.optimizer,
+            world_size=args.world_size,
+            layout={
+                "tp": args.tensor_model_parallel_size,
+                "pp": args.pipeline_model_parallel_size,
+                "cp": args.context_parallel_size,
+                "ep": args.expert_model_parallel_size,
+                "etp": args.expert_tensor_parallel_size or args.tensor_model_parallel_size,
+                "dp": args.data_parallel_size,
+            },
+            engine=offload.engine.name,
+            chunk_mb=offload.chunk_mb,
+            versions={
+                "muon_offload": _version(),
+                "megatron_core": package_info.__version__,
+                "torch": torch.__version__,
+            },
+            files=files,
+        )
+
+    def _alone[T](self, action: Callable[[], T]) -> T:
+        """Do something on rank 0 while the others wait; all get its result, or its error as a user's.
+
+        Raises:
+            UserError: It failed on rank 0.
+        """
+        told: list[Any] = [None, ""]
+        if torch.distributed.get_rank() == 0:
+            try:
+                told = [action(), ""]
+            except OSError as error:
+                told = [None, f"{describe_errno(error)}: {error.filename}"]
+        torch.distributed.broadcast_object_list(told, src=0)
+        if told[1]:
+            raise _cannot_save(Path(str(self._config.checkpoint.directory)), told[1])
+        result: T = told[0]
+        return result
+
+    def _load(self, load: Callable[[], Any]) -> Any:
+        """Let Megatron load; raise what a person can help as a `UserError` that names file or tensor."""
+        resume = self._config.resume
+        if resume.source is None or resume.step is None:
+            return load()
+        began = time.perf_counter()
+        folder = step_folder(Path(resume.source), resume.step)
+        incoming = Incoming(folder, Seal.read(folder))
+        with Substitutions() as stack:
+            incoming.replace_in(stack)
+            demand_same_tensors(stack, folder)
+            with first_user_error():
+                loaded = load()
+        for offloader in self._offloaders:
+            if offloader.settings.engine == "disk":
+                offloader.drop_cache()
+        self._observer.loaded(resume.step, time.perf_counter() - began)
+        return loaded
+
+
+def _version() -> str:
+    try:
+        return metadata.version("muon-offload")
+    except metadata.PackageNotFoundError:
+        # A checkout on PYTHONPATH.
+        return "uninstalled"
+
+
+def _gathered(mine: Any) -> list[Any]:
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, mine)
+    return everyone
+
+
+def _stop_at_first_error(stack: Substitutions, outgoing: Outgoing, directory: Path) -> None:
+    """Raise a file's own error on the rank that met it; Megatron would tell rank 0 a text about it."""
+    from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+    write = FileSystemWriterAsync.write_preloaded_data_multithread
+
+    def write_or_raise(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
+        error = outgoing.error()
+        if error is not None:
+            raise _cannot_save(directory, f"{describe_errno(error)}: {error.filename}") from error
+
+    stack.replace(FileSystemWriterAsync, "write_preloaded_data_multithread", staticmethod(write_or_raise))
+
+
+def _cannot_save(directory: Path, reason: str) -> UserError:
+    return does_not_fit(
+        f"checkpoint.directory={directory} cannot be written: {reason}. Earlier checkpoints are whole.",
+        "free space there or set checkpoint.keep, then resume=auto",
+        "checkpoint.directory",
+    )
