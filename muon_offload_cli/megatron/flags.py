@@ -242,3 +242,5 @@ def _checkpoint(config: Config) -> Iterator[tuple[str, Any]]:
         yield "ckpt-step", resume.step
         yield "exit-on-missing-checkpoint", True
         yield "finetune", resume.weights_only
+        # The learning rate, its schedule and weight decay are those of this run's config.
+        yield "override-opt-param-scheduler", True

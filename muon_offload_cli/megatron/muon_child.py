@@ -24,6 +24,8 @@ from muon_offload_cli.offload.settings import OffloadSettings
 FLOAT16 = (torch.bfloat16, torch.float16)
 MOMENTUM = "momentum_buffer"
 """Key of Muon's only state (emerging_optimizers, OrthogonalizedOptimizer)."""
+MASTERS = "fp32_from_fp16_params"
+"""Key of the masters in the base class's state dict."""
 
 
 def make_muon_child(
@@ -215,12 +217,30 @@ def make_muon_child(
         def load_state_dict(self, state_dict: Any) -> None:
             """Take over loaded state; what the checkpoint reader has put in place is not copied again."""
             with self.offloader.written_outside():
-                super().load_state_dict(state_dict)
+                with self._without_masters_in_place(state_dict) as rest:
+                    super().load_state_dict(rest)
                 for master, momentum in zip(self._masters, self._resting[1], strict=True):
                     loaded = self.optimizer.state[master][MOMENTUM]
                     if loaded.data_ptr() != momentum.data_ptr():
                         momentum.copy_(loaded)
                     self.optimizer.state[master][MOMENTUM] = momentum
+
+        @contextmanager
+        def _without_masters_in_place(self, state_dict: Any) -> Iterator[Any]:
+            """Hide masters that the reader has put in place: copied onto themselves, all pages turn dirty."""
+            groups, saved = self.fp32_from_float16_groups, state_dict.get(MASTERS)
+            if saved is None:
+                yield state_dict
+                return
+            pairs = [
+                [(mine, other) for mine, other in zip(*both, strict=True) if mine.data_ptr() != other.data_ptr()]
+                for both in zip(groups, saved, strict=True)
+            ]
+            self.fp32_from_float16_groups = [[mine for mine, _ in group] for group in pairs]
+            try:
+                yield {**state_dict, MASTERS: [[other for _, other in group] for group in pairs]}
+            finally:
+                self.fp32_from_float16_groups = groups
 
         def offload_to_cpu(self) -> None:
             """Refuse: the state is off the device already, and its owner is the offloader."""

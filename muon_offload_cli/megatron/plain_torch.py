@@ -87,6 +87,7 @@ def _let_adam_be_loaded(stack: Substitutions) -> None:
 
     It reads the step of its state before there is any, and afterwards the step that was loaded stands in the
     parameter groups only, where torch's Adam never looks: a resumed run would not be the run that was saved.
+    From the fully reshardable format, which saves no step with a parameter, it asks for one all the same.
     """
     from megatron.core.optimizer import distrib_optimizer
 
@@ -113,5 +114,13 @@ def _let_adam_be_loaded(stack: Substitutions) -> None:
                 if "step" in group:
                     self.optimizer.state[parameter]["step"] = torch.tensor(float(group["step"]))
 
+    put = optimizer_class._set_main_param_and_optimizer_states
+
+    def put_without_step(self: Any, parameter: Any, tensors: dict[str, Any]) -> None:
+        group, index = self.model_param_group_index_map[parameter]
+        step = self.optimizer.state[self.optimizer.param_groups[group]["params"][index]].get("step")
+        put(self, parameter, {"step": step, **tensors})
+
+    stack.replace(optimizer_class, "_set_main_param_and_optimizer_states", put_without_step)
     stack.replace(optimizer_class, "sharded_state_dict", sharded_state_dict)
     stack.replace(optimizer_class, "load_state_dict", load_state_dict)
