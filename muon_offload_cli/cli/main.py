@@ -14,6 +14,7 @@ import typer
 
 from muon_offload_cli.cli.bench_disk import bench_disk
 from muon_offload_cli.cli.check_config import RecipeDirectories, Words, check_config
+from muon_offload_cli.cli.checkpoints import checkpoints
 from muon_offload_cli.cli.disk_plan import disk_plan
 from muon_offload_cli.cli.problems import print_problems, problems_as_json
 from muon_offload_cli.cli.recipes import recipes
@@ -64,6 +65,7 @@ app.command("check-config")(check_config)
 app.command("disk-plan")(disk_plan)
 app.command("bench-disk")(bench_disk)
 app.command("recipes")(recipes)
+app.command("checkpoints")(checkpoints)
 app.command("rules")(rules)
 
 
@@ -72,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns:
         0 fine, 1 a bug of ours (with its traceback), 2 the request is wrong, 3 it does not fit this
-        machine, 4 the training job failed, 130 interrupted.
+        machine, 4 the training job failed, 5 training was asked to end, saved and ended, 130 interrupted.
     """
     try:
         result = app(list(arguments), prog_name="muon-offload", standalone_mode=False)

@@ -25,7 +25,7 @@ from muon_offload_cli.launch.preview import preview
 from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.launch.summary import Ends, summarize
 from muon_offload_cli.launch.tail import last_lines
-from muon_offload_cli.launch.verdict import TRAINING_FAILED, Verdict, judge
+from muon_offload_cli.launch.verdict import STOPPED_EARLY, Verdict, judge
 from muon_offload_cli.machine import memory
 
 
@@ -45,7 +45,8 @@ def train_command(
         json: Print the content of ``summary.json`` on standard output and draw on standard error.
 
     Returns:
-        0 fine; 4 training failed, or a rank did not do what was asked for; 130 after Ctrl-C, 143
+        0 fine; 4 training failed, or a rank did not do what was asked for; 5 the run was asked to end by
+        SIGTERM, saved and ended before its last step; 130 after Ctrl-C, 143
         after SIGTERM, 129 after SIGHUP.
 
     Raises:
@@ -90,7 +91,13 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
 
     ranks = local_ranks(config)
     with view.live():
-        outcome = run_job(["bash", str(folder.script)], folder, ranks, on_event)
+        outcome = run_job(
+            ["bash", str(folder.script)],
+            folder,
+            ranks,
+            on_event,
+            saves_on_sigterm=config.checkpoint.directory is not None,
+        )
     died = outcome.exit_code != 0 and outcome.interrupted_by is None
     found = explain(_evidence(config, folder, outcome, kills_before)) if died else None
     verdict = judge(
@@ -124,11 +131,13 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
 
 def exit_code_of(outcome: Outcome, verdict: Verdict, found: PostMortem | None) -> int:
     """Return what the command exits with."""
-    if outcome.interrupted_by is not None:
+    if outcome.exit_code == 0 and verdict.exit_code == STOPPED_EARLY:
+        return STOPPED_EARLY
+    if outcome.interrupted_by is not None and not verdict.success:
         return 128 + outcome.interrupted_by
     if found is not None:
         return found.exit_code
-    return 0 if verdict.success else TRAINING_FAILED
+    return verdict.exit_code
 
 
 def _evidence(config: Config, folder: RunFolder, outcome: Outcome, kills_before: int | None) -> Evidence:

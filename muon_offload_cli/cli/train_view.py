@@ -43,6 +43,7 @@ class TrainView:
         self._task: TaskID | None = None
         self._said: set[str] = set()
         self._attached: set[int] = set()
+        self._saved = 0
 
     def plan(self, lines: Sequence[tuple[str, str]]) -> None:
         """Show what will be done."""
@@ -88,6 +89,12 @@ class TrainView:
         if report.muon_state_bytes and report.rank not in self._attached:
             self._attached.add(report.rank)
             self._console.print(printable(f"rank {report.rank}: {attached_text(event)}"))
+        if report.rank == 0 and report.saved_step > self._saved:
+            self._saved = report.saved_step
+            self._console.print(
+                f"saved step {report.saved_step} ({format_bytes(report.save_bytes)}; so far {report.saves} in "
+                f"{report.save_write_s:.1f} s of writing and {report.save_flush_s:.1f} s of write-back)"
+            )
         for note in report.notes:
             if note not in self._said:
                 self._said.add(note)

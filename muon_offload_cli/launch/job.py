@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -68,11 +68,13 @@ def run_job(
     on_event: Callable[[Event], None],
     *,
     patience: Patience | None = None,
+    saves_on_sigterm: bool = False,
 ) -> Outcome:
     """Run `command` to its end and report events as they are seen.
 
     SIGINT, SIGTERM and SIGHUP to this process end the job (SIGTERM to every process of it, SIGKILL
-    after the grace; a second signal ends the grace). Whatever happens, also an exception from
+    after the grace; a second signal ends the grace). With `saves_on_sigterm` a first SIGTERM is handed to the
+    ranks alone, which save after their step and end by themselves, however long that takes. Whatever happens, also an exception from
     `on_event` or SIGKILL to this process, no process of the job stays.
 
     Args:
@@ -81,6 +83,7 @@ def run_job(
         ranks: Global ranks that this node starts.
         on_event: Called on this thread.
         patience: Waiting times.
+        saves_on_sigterm: The ranks take SIGTERM as a request to save and end.
     """
     patience = patience or Patience()
     follower = Follower(folder, ranks)
@@ -96,8 +99,17 @@ def run_job(
             start_new_session=True,
         )
         try:
-            while leash.poll() is None and not noted and not gave_up:
+            warned = False
+            while leash.poll() is None and not gave_up:
                 _drain(follower, on_event)
+                if noted and not warned:
+                    if not (saves_on_sigterm and noted.first == signal.SIGTERM):
+                        break
+                    warned = _warn(leash, follower.reports)
+                    if not warned:
+                        break
+                elif noted.count > 1:
+                    break
                 gave_up = watch.is_over(time.monotonic())
                 time.sleep(patience.poll_s)
         finally:
@@ -111,6 +123,22 @@ def run_job(
         figures=follower.figures,
         reports=follower.reports,
     )
+
+
+def _warn(leash: subprocess.Popen[bytes], reports: Mapping[int, RankReport]) -> bool:
+    """Send SIGTERM to the ranks and not to torchrun, which would kill them 30 s later; False: there are none.
+
+    Only processes below the leash are signalled: a number in a report may be another process's by now.
+    """
+    pids = {report.pid for report in reports.values() if not report.finished}
+    try:
+        ranks = [each for each in psutil.Process(leash.pid).children(recursive=True) if each.pid in pids]
+    except psutil.NoSuchProcess:
+        return False
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.terminate()
+    return bool(ranks)
 
 
 def _drain(follower: Follower, on_event: Callable[[Event], None]) -> None:

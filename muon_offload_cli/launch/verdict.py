@@ -11,6 +11,9 @@ from muon_offload_cli.records import RankReport
 from muon_offload_cli.units import format_bytes
 
 TRAINING_FAILED = 4
+STOPPED_EARLY = 5
+"""All ranks saved and ended before the last step, because they were asked to."""
+
 _PLACES = {
     Engine.none: "resident, as asked",
     Engine.host: "state in host memory",
@@ -56,7 +59,7 @@ class Verdict:
 
     Attributes:
         success: Whether the run may exit 0.
-        exit_code: 0 or 4.
+        exit_code: 0, 4, or 5 for a run that saved and ended early on request.
         headline: One line, ``4 of 4 ranks: state on disk (12.34 MiB)``.
         ranks: One row a rank, in order.
     """
@@ -94,7 +97,9 @@ def judge(
     fine = all(row.fine for row in rows)
     # A node of many may own no matrix; a whole run without one did not do what was asked for.
     nothing_to_move = fine and idle and config.launcher.nodes == 1 and _moves(config)
-    success = fine and exit_code == 0 and not nothing_to_move
+    stopped = {report.stopped_at for report in reports.values() if report.stopped_at < config.train.steps}
+    early = max(stopped, default=0) if fine and exit_code == 0 else 0
+    success = fine and exit_code == 0 and not nothing_to_move and not early
     headline = _headline(config, rows, told)
     if nothing_to_move:
         headline = (
@@ -103,9 +108,12 @@ def judge(
         )
     elif fine and exit_code != 0:
         headline += f", but torchrun exited with {exit_code}"
-    return Verdict(
-        success=success, exit_code=0 if success else TRAINING_FAILED, headline=headline, ranks=rows
-    )
+    if early:
+        headline = (
+            f"saved and ended after step {early} of {config.train.steps}, as asked; resume=auto goes on"
+        )
+    failed = STOPPED_EARLY if early else TRAINING_FAILED
+    return Verdict(success=success, exit_code=0 if success else failed, headline=headline, ranks=rows)
 
 
 def _moves(config: Config) -> bool:
@@ -154,6 +162,8 @@ def _fault(config: Config, report: RankReport, figures: RankFigures | None) -> s
     if not report.finished:
         return f"did not finish: {steps} of {wanted} steps"
     # A resumed run takes only the steps that its checkpoint has not.
+    if report.stopped_at:
+        return _memory_fault(config, report, figures) if _moves(config) and report.muon_parameters else ""
     if report.steps > wanted or (report.steps < wanted and config.resume.source is None):
         return f"finished after {report.steps} of {wanted} steps"
     if not _moves(config) or report.muon_parameters == 0:

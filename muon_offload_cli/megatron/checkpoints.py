@@ -20,6 +20,7 @@ from muon_offload_cli.megatron.checkpoint_io import Incoming, Outgoing
 from muon_offload_cli.megatron.load_differences import demand_same_tensors, first_user_error
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.own_settings import keep_own_settings
+from muon_offload_cli.megatron.regrouped import load_into_present_groups
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.offloader import StateOffloader
 from muon_offload_cli.storage.piece_writer import Sources
@@ -177,6 +178,7 @@ class Checkpoints:
             incoming.replace_in(stack)
             demand_same_tensors(stack, folder)
             keep_own_settings(stack)
+            load_into_present_groups(stack)
             with first_user_error():
                 loaded = load()
         for offloader in self._offloaders:

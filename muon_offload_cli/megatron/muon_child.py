@@ -233,7 +233,11 @@ def make_muon_child(
                 yield state_dict
                 return
             pairs = [
-                [(mine, other) for mine, other in zip(*both, strict=True) if mine.data_ptr() != other.data_ptr()]
+                [
+                    (mine, other)
+                    for mine, other in zip(*both, strict=True)
+                    if mine.data_ptr() != other.data_ptr()
+                ]
                 for both in zip(groups, saved, strict=True)
             ]
             self.fp32_from_float16_groups = [[mine for mine, _ in group] for group in pairs]

@@ -44,16 +44,17 @@ def adopt_settings(saved: list[dict[str, Any]], current: list[dict[str, Any]]) -
 
     A kind that occurs twice on one side stays as it was saved: only their values tell such groups apart.
     """
-    current_kinds = Counter(map(_kind, current))
-    saved_kinds = Counter(map(_kind, saved))
+    current_kinds = Counter(map(kind_of, current))
+    saved_kinds = Counter(map(kind_of, saved))
     for group in current:
-        kind = _kind(group)
+        kind = kind_of(group)
         if current_kinds[kind] != 1 or saved_kinds[kind] != 1:
             continue
         mine = {key: value for key, value in group.items() if key not in NOT_SETTINGS}
-        next(each for each in saved if _kind(each) == kind).update(mine)
+        next(each for each in saved if kind_of(each) == kind).update(mine)
 
 
-def _kind(group: dict[str, Any]) -> tuple[Any, ...]:
+def kind_of(group: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a group from others but for the values of its run."""
     # Earlier versions saved the first two under other names.
     return tuple(group.get(key, group.get(f"pre_{key}")) for key in KIND)

@@ -1,0 +1,65 @@
+"""``muon-offload checkpoints``: what a directory holds, and whether it can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muon_offload_cli.checkpoints.listing import Found, as_json, content_fault, list_checkpoints
+from muon_offload_cli.errors import wrong
+from muon_offload_cli.units import format_bytes
+
+
+def checkpoints(
+    directory: Annotated[
+        Path, typer.Argument(help="A checkpoint directory (checkpoint.directory of a run).")
+    ],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file through and compare hashes.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List checkpoints: steps, sizes, complete or not, and the run they came from.
+
+    Exits with 2 if --verify finds damage.
+    """
+    if not directory.is_dir():
+        raise wrong(f"{directory}: there is no such folder.", "muon-offload checkpoints DIRECTORY")
+    try:
+        found = list_checkpoints(directory)
+    except OSError as error:
+        raise wrong(
+            f"{directory} cannot be read: {error.strerror}.", "give a folder that you may read"
+        ) from error
+    damaged = []
+    if verify:
+        for place, each in enumerate(found):
+            if each.complete and each.seal is not None and (fault := content_fault(each.folder, each.seal)):
+                found[place] = replace(each, fault=fault)
+                damaged.append(found[place])
+    if json:
+        typer.echo(as_json(found))
+    else:
+        for each in found:
+            typer.echo(_line(each, verified=verify))
+        if not found:
+            typer.echo(f"no checkpoints in {directory}")
+    if damaged:
+        raise typer.Exit(2)
+
+
+def _line(each: Found, *, verified: bool) -> str:
+    state = f"INCOMPLETE: {each.fault}" if each.fault else "complete"
+    seal = each.seal
+    if seal is None:
+        origin = "" if each.fault else "by plain Megatron, no hashes to compare"
+        return "  ".join(filter(None, [f"step {each.step:>8}", format_bytes(each.size), state, origin]))
+    if verified and not each.fault:
+        state = "complete, every byte compared"
+    sizes = " ".join(f"{name}{size}" for name, size in seal.layout.items() if size > 1) or "one rank"
+    holds = "" if seal.optimizer else ", weights only"
+    origin = f"{seal.world_size} ranks ({sizes}), engine {seal.engine}, chunk {seal.chunk_mb:g} MiB{holds}"
+    return "  ".join([f"step {each.step:>8}", format_bytes(each.size), state, origin, seal.saved_at])
