@@ -41,6 +41,7 @@ class Seal:
         optimizer: Whether optimizer state is in it.
         world_size: Ranks that wrote it.
         layout: Parallel sizes by name (tp, pp, cp, ep, etp, dp).
+        padded_vocabulary: Rows of the embedding, padding included; a run that goes on must have as many.
         engine: Where Muon's state lay.
         chunk_mb: Chunk size of that run.
         versions: Of muon-offload, torch and Megatron.
@@ -53,6 +54,7 @@ class Seal:
     optimizer: bool
     world_size: int
     layout: Mapping[str, int]
+    padded_vocabulary: int
     engine: str
     chunk_mb: float
     versions: Mapping[str, str]

@@ -9,7 +9,9 @@ from pathlib import Path
 from muon_offload_cli.checkpoints.listing import Found, at_step, list_checkpoints, newest
 from muon_offload_cli.checkpoints.names import SAVING, step_of
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.vocabulary import vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, wrong
+from muon_offload_cli.units import round_up
 
 _KEY = "resume.source"
 
@@ -46,8 +48,27 @@ def settle_checkpoints(config: Config, base: Path) -> tuple[Config, list[Problem
             level=Level.NOTE,
         )
     )
+    config, padding = _same_vocabulary(config, found)
+    notes += padding
     settled = replace(config.resume, source=str(directory), step=found.step)
     return replace(config, resume=settled), notes
+
+
+def _same_vocabulary(config: Config, found: Found) -> tuple[Config, list[Problem]]:
+    """Pad the vocabulary as the checkpoint's: padding follows the tensor-parallel size, and it is in the softmax."""
+    if found.seal is None:
+        return config, []
+    saved, tp, divisor = found.seal.padded_vocabulary, config.parallel.tp, config.model.make_vocab_size_divisible_by
+    vocabulary = vocabulary_size(config)
+    if round_up(vocabulary, divisor * tp) == saved or saved % tp or vocabulary > saved:
+        return config, []
+    note = Problem(
+        what=f"the checkpoint's vocabulary is padded to {saved}: model.make_vocab_size_divisible_by={saved // tp} "
+        f"takes the place of {divisor}.",
+        keys=("model.make_vocab_size_divisible_by",),
+        level=Level.NOTE,
+    )
+    return replace(config, model=replace(config.model, make_vocab_size_divisible_by=saved // tp)), [note]
 
 
 def _usable(directory: str, base: Path) -> Path:

@@ -138,6 +138,7 @@ class Checkpoints:
                 "etp": args.expert_tensor_parallel_size or args.tensor_model_parallel_size,
                 "dp": args.data_parallel_size,
             },
+            padded_vocabulary=args.padded_vocab_size,
             engine=offload.engine.name,
             chunk_mb=offload.chunk_mb,
             versions={

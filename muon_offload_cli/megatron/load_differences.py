@@ -16,13 +16,16 @@ SHOWN = 8
 def demand_same_tensors(stack: Substitutions, folder: Path) -> None:
     """Let Megatron's load planner compare names, shapes and dtypes of all tensors, until `stack` is closed.
 
-    Its own check stops at the first shape and takes any dtype, which torch then converts in silence.
+    Its own check stops at the first shape, lets the vocabulary differ, and takes any dtype, which torch then
+    converts in silence.
     """
     from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
 
     def validate(planner: Any, metadata: Any, tensors: Any) -> None:
         differences = []
-        for tensor in tensors:
+        # Megatron cuts or pads these to fit; that is another model, since padding is in the softmax.
+        padded = getattr(planner, "allow_shape_mismatch_sharded_tensors", None) or {}
+        for tensor in [*tensors, *padded.values()]:
             saved = metadata.state_dict_metadata.get(tensor.key)
             if saved is None:
                 differences.append(f"{tensor.key} is not in it")
@@ -45,7 +48,8 @@ def _problem(folder: Path, differences: list[str]) -> Problem:
     more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
     return Problem(
         what=f"the checkpoint {folder} is not of this model: {'; '.join(differences[:SHOWN])}{more}.",
-        fix="train the model that was saved: the recipe and the model.* values of that run",
+        fix="train the model that was saved: the recipe and the model.* values of that run "
+        "(rows of the embedding alone: model.make_vocab_size_divisible_by)",
         keys=("resume.source", "model"),
     )
 
