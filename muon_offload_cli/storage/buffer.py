@@ -8,6 +8,8 @@ import mmap
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from muon_offload_cli.errors import does_not_fit
 from muon_offload_cli.storage.pinning import CudaPinner, Pinner
 from muon_offload_cli.units import MIB, format_bytes, round_up
@@ -106,3 +108,8 @@ def _map_private(nbytes: int) -> mmap.mmap:
             "lower offload.host_memory_gb or offload.chunk_mb, or raise the memory limit of this job",
             "offload.host_memory_gb",
         ) from error
+
+
+def address_of(buffer: memoryview) -> int:
+    """Return the address of the first byte of a contiguous buffer; 0 for an empty one."""
+    return np.frombuffer(buffer, np.uint8).ctypes.data if buffer.nbytes else 0

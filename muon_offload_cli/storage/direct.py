@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
+from muon_offload_cli.storage.buffer import address_of
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.file_store import FileStore
 from muon_offload_cli.storage.system_calls import SYSTEM, SystemCalls
@@ -40,7 +39,3 @@ class DirectStore(FileStore):
                 f"a buffer at {address:#x} is not aligned to {ALIGNMENT}, which direct I/O needs"
             )
 
-
-def address_of(buffer: memoryview) -> int:
-    """Return the address of the first byte of a contiguous buffer; 0 for an empty one."""
-    return np.frombuffer(buffer, np.uint8).ctypes.data if buffer.nbytes else 0

@@ -8,8 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from muon_offload_cli.storage.buffer import address_of
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.reserved_file import create_reserved
 from muon_offload_cli.storage.store import Store, StoreError, describe_errno
@@ -36,9 +35,9 @@ class FileStore(Store):
         """Descriptor of the file, for diagnostics; the store owns it."""
         return self._file.fd
 
-    def view_address(self) -> int | None:
-        """Return the address of the mapping, None before the first view."""
-        return None if self._map is None else np.frombuffer(self._map, np.uint8).ctypes.data
+    def view_address(self) -> int:
+        """Return the address of the mapping, which is made now if there was no view yet."""
+        return address_of(self.view(Extent(0, self.size)))
 
     def drop_cache(self) -> None:
         """Take the file's pages out of this process and, clean as they are after `flush`, out of memory."""

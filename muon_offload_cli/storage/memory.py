@@ -23,7 +23,7 @@ class MemoryStore(Store):
         """The memory is page-locked."""
         return self._buffer.pinned
 
-    def view_address(self) -> int | None:
+    def view_address(self) -> int:
         """Return the address of the buffer."""
         return self._buffer.address
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from muon_offload_cli.storage.direct import address_of
+from muon_offload_cli.storage.buffer import address_of
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
@@ -38,9 +38,7 @@ class Sources:
 
     def __init__(self, stores: Sequence[Store], threads: int = 4) -> None:
         self._ranges = [
-            (start, start + store.size, store)
-            for store in stores
-            if (start := store.view_address()) is not None
+            (start, start + store.size, store) for store in stores for start in (store.view_address(),)
         ]
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="muon-save")
         direct = any(store.direct for store in stores)

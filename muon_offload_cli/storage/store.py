@@ -131,9 +131,9 @@ class Store(ABC):
             self._check(extent, None)
             return self._view(extent)
 
-    def view_address(self) -> int | None:
-        """Return the address at which views show byte 0; None if nothing was shown yet. Views are contiguous."""
-        return None
+    @abstractmethod
+    def view_address(self) -> int:
+        """Return the address at which views show byte 0; all views are parts of one range."""
 
     def drop_cache(self) -> None:  # noqa: B027 - only stores with a page cache beside them have one to drop
         """Let go of what views brought into the page cache; call `flush` first. Never loses bytes."""

@@ -1,0 +1,104 @@
+"""Which checkpoints count as complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muon_offload_cli.checkpoints.listing import content_fault, list_checkpoints, newest
+from muon_offload_cli.checkpoints.names import SAVING, SEAL, step_folder, step_of
+from muon_offload_cli.checkpoints.seal import Seal
+from tests.checkpoints import forged
+
+
+def test_a_seal_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = forged.save(tmp_path, 4)
+    sealed = Seal.read(folder)
+    assert sealed is not None
+    assert (sealed.step, sealed.layout["ep"], sealed.engine) == (4, 2, "disk")
+    assert sealed.nbytes == sum(path.stat().st_size for path in folder.iterdir() if path.name != SEAL)
+    assert content_fault(folder, sealed) == ""
+
+
+def test_steps_are_listed_in_order_and_the_newest_complete_one_is_found(tmp_path: Path) -> None:
+    for step in (10, 2):
+        forged.save(tmp_path, step)
+    forged.save_plain(tmp_path, 12)
+    (tmp_path / "notes").mkdir()
+    found = list_checkpoints(tmp_path)
+    assert [(each.step, each.complete, each.seal is None) for each in found] == [
+        (2, True, False),
+        (10, True, False),
+        (12, True, True),
+    ]
+    best = newest(found)
+    assert best is not None
+    assert best.step == 12
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_a_truncated_file_is_named_with_its_sizes(tmp_path: Path, name: str) -> None:
+    folder = forged.save(tmp_path, 4)
+    size = (folder / name).stat().st_size
+    with (folder / name).open("r+b") as stream:
+        stream.truncate(size - 1)
+    (found,) = list_checkpoints(tmp_path)
+    assert found.fault == f"{name} is truncated: {size - 1} of {size} bytes"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    (forged.save(tmp_path, 4) / "__0_0.distcp").unlink()
+    (found,) = list_checkpoints(tmp_path)
+    assert found.fault == "__0_0.distcp is missing"
+
+
+@given(position=st.integers(0, len(forged.CONTENT) - 1), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_found_by_reading(
+    tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
+) -> None:
+    folder = forged.save(tmp_path_factory.mktemp("flip"), 4)
+    sealed = Seal.read(folder)
+    assert sealed is not None
+    data = bytearray(forged.CONTENT)
+    data[position] ^= 1 << bit
+    (folder / "__0_0.distcp").write_bytes(data)
+    assert content_fault(folder, sealed).startswith("__0_0.distcp is damaged between bytes ")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
+def test_an_unreadable_seal_is_a_fault_not_a_traceback(tmp_path: Path, text: str) -> None:
+    folder = forged.save(tmp_path, 4)
+    (folder / SEAL).write_text(text)
+    (found,) = list_checkpoints(tmp_path)
+    assert found.fault.startswith(f"{SEAL}: it ")
+
+
+def test_plain_megatron_counts_only_as_far_as_its_tracker_reaches(tmp_path: Path) -> None:
+    forged.save_plain(tmp_path, 4)
+    forged.write_files(step_folder(tmp_path, 6))
+    (step_folder(tmp_path, 2)).mkdir()
+    faults = {each.step: each.fault for each in list_checkpoints(tmp_path)}
+    assert faults[4] == ""
+    assert "does not reach this step" in faults[6]
+    assert "metadata.json is missing" in faults[2]
+
+
+def test_an_interrupted_save_is_told(tmp_path: Path) -> None:
+    forged.save(tmp_path, 4)
+    forged.write_files(step_folder(tmp_path / SAVING, 6))
+    assert [(each.step, each.fault) for each in list_checkpoints(tmp_path)] == [
+        (4, ""),
+        (6, "its save was interrupted"),
+    ]
+
+
+def test_a_directory_that_does_not_exist_holds_nothing(tmp_path: Path) -> None:
+    assert list_checkpoints(tmp_path / "none") == []
+
+
+@given(st.integers(0, 10**9))
+def test_folder_names_are_read_back(step: int) -> None:
+    assert step_of(step_folder(Path("/c"), step)) == step
