@@ -18,7 +18,7 @@ from muon_offload_cli.planner.cost import GB, Bandwidth, StepCost
 from muon_offload_cli.planner.fit import Fit
 from muon_offload_cli.planner.picture import bars_of, name_ranks
 from muon_offload_cli.planner.plan import RunPlan
-from muon_offload_cli.units import MIB, format_bytes
+from muon_offload_cli.units import format_bytes
 
 KINDS_SHOWN = 8
 BAR_CELLS = 32

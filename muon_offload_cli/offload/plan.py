@@ -171,7 +171,8 @@ def _lay_out(index: int, members: list[int], parameters: Sequence[ParameterSpec]
         parameters=tuple(members),
         masters=rows[0],
         momenta=rows[1],
-        nbytes=round_up(cursor, CHUNK_ALIGNMENT),
+        # Never empty: the turns of a window are handed over by bytes.
+        nbytes=round_up(max(cursor, 1), CHUNK_ALIGNMENT),
         tier=tier,
     )
 
