@@ -30,6 +30,7 @@ def offload_settings(config: Config) -> OffloadSettings:
         windows=offload.windows,
         io_threads=offload.io_threads,
         staging_bytes=round(offload.staging_mb * MIB),
+        verify=offload.verify.name,
     )
 
 
