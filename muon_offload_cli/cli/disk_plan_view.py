@@ -93,7 +93,8 @@ def show(
     for row in bar_rows(plan):
         console.print(row)
     if differences is not None:
-        built = f"{_count(len(differences.ranks), 'rank')}, {differences.tensors} tensors, {differences.layers} layers"
+        ranks = _count(len(differences.ranks), "rank")
+        built = f"{ranks}, {differences.tensors} tensors, {differences.layers} layers"
         state = "agrees with" if not differences.found else "differs from"
         console.print(f"the plan {state} Megatron's own modules ({built})")
         for line in differences.found:
@@ -191,7 +192,8 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _room(config: Config, fit: Fit) -> str:
     if fit.free_bytes is None:
-        return f"{format_bytes(fit.needed_bytes)} needed; the drives of cluster={config.cluster.name} are not known"
+        cluster = config.cluster.name
+        return f"{format_bytes(fit.needed_bytes)} needed; the drives of cluster={cluster} are not known"
     text = f"{config.offload.directory}: {format_bytes(fit.free_bytes)} free, "
     text += f"{format_bytes(fit.needed_bytes)} needed"
     return text + (f", {format_bytes(fit.peak_bytes)} with checkpoints" if fit.checkpoint_bytes else "")
@@ -206,7 +208,8 @@ def _wait(plan: RunPlan, bandwidth: Bandwidth | None, cost: StepCost | None) -> 
     behind = "can pass" if cost.compute_s is None else "passes"
     return (
         f"at least {_seconds(cost.floor_s)} for the drive at {rates}; "
-        f"{_seconds(cost.behind_s)} of it {behind} behind forward and backward, {_seconds(cost.exposed_s)} cannot"
+        f"{_seconds(cost.behind_s)} of it {behind} behind forward and backward, "
+        f"{_seconds(cost.exposed_s)} cannot"
     )
 
 

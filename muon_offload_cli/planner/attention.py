@@ -1,7 +1,7 @@
 """The parameters of the kinds of attention, in the order in which Megatron registers them.
 
-Sources: megatron/core/transformer/{attention,multi_latent_attention}.py, megatron/core/ssm/gated_delta_net, of
-megatron-core 0.19.2. A module's own parameters come before those of its children.
+Sources: megatron/core/transformer/{attention,multi_latent_attention}.py and megatron/core/ssm/gated_delta_net
+of megatron-core 0.19.2. A module's own parameters come before those of its children.
 """
 
 from __future__ import annotations

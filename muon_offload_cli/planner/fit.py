@@ -161,14 +161,14 @@ def _other_mounts(others: Sequence[Mount], mount: Mount, disk_bytes: int, checkp
 
 
 def _more_nodes(plan: RunPlan, room: int) -> Iterator[str]:
-    """Each node holds its share of one state as long as data-parallel ranks take the parameters from others."""
+    """Each node holds its share of the state as long as data-parallel ranks take parameters from others."""
     state = sum(node.disk_bytes for node in plan.nodes)
     # No rank can hold less than its largest parameter, so there is an end to it.
-    least = len(plan.kinds) and plan.largest and plan.largest.state_bytes
-    if room > 0 and least and room >= least:
+    if plan.largest is not None and room >= plan.largest.state_bytes:
         nodes = math.ceil(state / room)
         if nodes > len(plan.nodes):
-            yield f"launcher.nodes={nodes} at the same parallel sizes (about {format_bytes(state / nodes)} a node)"
+            share = format_bytes(state / nodes)
+            yield f"launcher.nodes={nodes} at the same parallel sizes (about {share} a node)"
 
 
 def _smaller_fraction(

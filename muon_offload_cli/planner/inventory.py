@@ -1,7 +1,7 @@
 """Every parameter of a rank, with name, local shape and optimizer, in Megatron's order.
 
-The parameters of a rank depend on its pipeline stage alone: tensor- and expert-parallel peers hold other parts
-of the same shapes, data-parallel peers the same parts.
+The parameters of a rank depend on its pipeline stage alone: tensor- and expert-parallel peers hold other
+parts of the same shapes, data-parallel peers the same parts.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def take_inventory(config: Config, layers: Layers) -> Inventory:
     build = LayerBuild(model=model, sizes=sizes, layers=layers)
     pieces = {kind: tuple(layer_pieces(build, kind)) for kind in set(kinds)}
     further = tuple(further_token_pieces(build, kinds[-1])) if model.mtp_num_layers else ()
-    # Experts use their own groups where those differ from the dense ones (megatron/core/tensor_parallel/layers.py,
-    # use_expert_pgs).
+    # Experts use their own groups where those differ from the dense ones (use_expert_pgs in
+    # megatron/core/tensor_parallel/layers.py).
     own_groups = sizes.ep > 1 or sizes.etp != sizes.tp
     muon = is_muon(config.optimizer)
     shares = sizes.pp > 1 and (model.tied_embeddings or bool(model.mtp_num_layers))

@@ -1,7 +1,8 @@
 """The parameters of one transformer layer on one rank, in the order in which Megatron registers them.
 
-Sources: megatron/core/transformer/{transformer_layer,mlp,multi_token_prediction}.py, moe/{moe_layer,experts,
-router,shared_experts}.py, of megatron-core 0.19.2. A module's own parameters come before those of its children.
+Sources: megatron/core/transformer/{transformer_layer,mlp,multi_token_prediction}.py and moe/{moe_layer,
+experts,router,shared_experts}.py of megatron-core 0.19.2. A module's own parameters come before those of its
+children.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What each pipeline stage holds: decoder layers, embedding, further-token layers, final norm, output.
 
-Rules of ``get_num_layers_to_build``, ``get_transformer_layer_offset``, ``has_final_layernorm_in_this_stage``,
-``mtp_on_this_rank`` and ``PipelineParallelLayerLayout`` in megatron/core/transformer: a stage holds one run of
-layers for each of its virtual stages, and runs follow each other virtual stage by virtual stage, in each of
-them stage by stage.
+Rules of ``get_num_layers_to_build``, ``get_transformer_layer_offset``, ``mtp_on_this_rank``,
+``has_final_layernorm_in_this_stage`` and ``PipelineParallelLayerLayout`` in megatron/core/transformer: a
+stage holds one run of layers for each of its virtual stages, and runs follow each other virtual stage by
+virtual stage, in each of them stage by stage.
 """
 
 from __future__ import annotations
