@@ -145,6 +145,12 @@ def plan_chunks(
     )
 
 
+def window_sizes(chunks: Sequence[Chunk], count: int) -> list[int]:
+    """Return the bytes of each window; number i of the streamed chunks uses window ``i % count``."""
+    count = min(count, len(chunks))
+    return [max(chunk.nbytes for chunk in chunks[start::count]) for start in range(count)]
+
+
 def _image_bytes(parameter: ParameterSpec) -> int:
     return 2 * round_up(parameter.numel * STATE_ITEM_BYTES, STATE_ALIGNMENT)
 

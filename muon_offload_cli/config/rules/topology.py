@@ -147,13 +147,36 @@ def ffn_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Itera
 
 @rule(name="layers-pp", reason="Pipeline stages hold the same number of layers unless a split is given.")
 def layers_over_pp(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse layers that pp does not divide."""
-    layers, pp = config.model.num_layers, config.parallel.pp
-    if pp > 1 and layers >= 1 and layers % pp and not any(f in config.megatron.args for f in _UNEVEN_LAYERS):
+    """Refuse layers that the pipeline stages, or their virtual stages, cannot share out evenly."""
+    parallel, layers = config.parallel, config.model.num_layers
+    pp = parallel.pp
+    if pp <= 1 or layers < 1 or any(flag in config.megatron.args for flag in _UNEVEN_LAYERS):
+        return
+    if parallel.pipeline_model_parallel_layout is not None:
+        return
+    ends = {
+        "parallel.decoder_first_pipeline_num_layers": parallel.decoder_first_pipeline_num_layers,
+        "parallel.decoder_last_pipeline_num_layers": parallel.decoder_last_pipeline_num_layers,
+    }
+    given = {key: size for key, size in ends.items() if size is not None}
+    stages, rest = pp - len(given), layers - sum(given.values())
+    if not given and layers % pp:
         yield Problem(
             what=f"model.num_layers={layers} is not a multiple of parallel.pp={pp}.",
             fix=f"parallel.pp={largest_divisor(layers, pp)}",
             keys=("model.num_layers", "parallel.pp"),
+        )
+    elif given and (rest < stages or (stages == 0 and rest) or (stages and rest % stages)):
+        shown = " - ".join(f"{key}={size}" for key, size in given.items())
+        key, size = next(iter(given.items()))
+        # The first end takes what the others leave over.
+        per_stage = max(1, (rest + size - 1) // (stages + 1))
+        fits = rest + size - per_stage * stages
+        yield Problem(
+            what=f"{rest} layers are left for {stages} pipeline stages, which is no whole number above 0 "
+            f"each: model.num_layers={layers} - {shown}.",
+            fix=f"{key}={fits}" if fits >= 1 else "leave both ends out",
+            keys=("model.num_layers", "parallel.pp", *given),
         )
 
 
