@@ -77,7 +77,8 @@ class RankReport:
         host_bytes: Host memory that holds state between steps.
         gpu_bytes: Device memory that holds Muon state between steps.
         chunks: Chunks of the plan.
-        build_gpu_peak_bytes: Peak allocated device memory while model and optimizer were built.
+        build_gpu_peak_bytes: Peak allocated device memory while the optimizer was built, the model with its
+            gradient buffers included.
         directory: Where the bytes on disk are; empty if none.
         direct_io: Whether the disk is reached with O_DIRECT.
         notes: Sentences that a person should see (a fallback, for example).

@@ -39,6 +39,7 @@ def check_config(
 
     Exits with 0 (fine), 2 (the request is wrong) or 3 (it does not fit this machine).
     """
+    from muon_offload_cli.cli.planning import planned_disk_bytes, settle_host_memory
     from muon_offload_cli.config.compose import compose
     from muon_offload_cli.config.gathering import gather_facts, needs_probe
     from muon_offload_cli.config.locations import find_recipes
@@ -49,7 +50,9 @@ def check_config(
     recipe, overrides = split_recipe(words or [], find_recipes(directories))
     composition = compose(recipe, overrides, directories)
     config = composition.config
-    facts = gather_facts(config, probe=needs_probe(config))
+    settle_host_memory(config)
+    needed = planned_disk_bytes(config, composition.written)
+    facts = gather_facts(config, probe=needs_probe(config), needed_bytes=needed)
     problems = check(config, composition.written, facts, here=here or config.cluster.name == "local")
     code = exit_code(problems, strict=strict)
     if json:

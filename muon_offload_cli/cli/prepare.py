@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muon_offload_cli.cli.planning import planned_disk_bytes, settle_host_memory
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.gathering import gather_facts, needs_probe, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
@@ -24,7 +25,8 @@ class Prepared:
     """A run that may start.
 
     Attributes:
-        config: Resolved: `device` is no longer ``auto``, `offload.directory` is set if it is read.
+        config: Resolved: `device` and `offload.host_memory_gb` are no longer ``auto``, `offload.directory` is
+            set if it is read.
         remarks: Warnings and notes of the rules.
     """
 
@@ -44,7 +46,9 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     remarks = []
     if config.device is Device.auto:
         remarks = _choose_device(config, gpu_count())
-    facts = gather_facts(config, probe=needs_probe(config))
+    settle_host_memory(config)
+    needed = planned_disk_bytes(config, composition.written)
+    facts = gather_facts(config, probe=needs_probe(config), needed_bytes=needed)
     problems = check(config, composition.written, facts)
     refused = refuses(problems)
     if refused:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, DataSource, ModelConfig, MoeConfig
-
-BYTE_VOCABULARY = 257
-"""Token ids of text data: a byte each, and the end of a document, which the null tokenizer puts last."""
-
-MOCK_VOCABULARY = 32000
-"""Vocabulary of ``data=mock`` where the model names none; any size will do."""
+from muon_offload_cli.config.schema import Config, ModelConfig, MoeConfig
+from muon_offload_cli.config.vocabulary import vocabulary_size
 
 
 def megatron_flags(
@@ -203,10 +198,8 @@ def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
-    data = config.data
     yield "tokenizer-type", "NullTokenizer"
-    byte_tokens = data.source in (DataSource.stdlib, DataSource.text)
-    yield "vocab-size", config.model.vocab_size or (BYTE_VOCABULARY if byte_tokens else MOCK_VOCABULARY)
+    yield "vocab-size", vocabulary_size(config)
     if data_prefix is None:
         yield "mock-data", True
     else:

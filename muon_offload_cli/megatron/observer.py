@@ -35,6 +35,7 @@ class Observer:
         self._offloaders: list[StateOffloader] = []
         self._model: list[torch.nn.Module] = []
         self._optimizer: Any = None
+        self._model_peak = 0
         self._last = time.perf_counter()
         self._totals = (0, 0, 0.0, 0.0)
 
@@ -42,7 +43,7 @@ class Observer:
         """Listen to `megatron.training` until `stack` is closed; its functions are called as before."""
         from megatron.training import training
 
-        log, setup = training.training_log, training.setup_model_and_optimizer
+        log, setup, build = training.training_log, training.setup_model_and_optimizer, training.get_model
         names = inspect.signature(log)
 
         def training_log(*args: Any, **kwargs: Any) -> Any:
@@ -55,6 +56,14 @@ class Observer:
             self._attached()
             return built
 
+        def get_model(*args: Any, **kwargs: Any) -> Any:
+            model = build(*args, **kwargs)
+            # What follows is the optimizer's own doing.
+            self._model_peak = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            return model
+
+        stack.replace(training, "get_model", get_model)
         stack.replace(training, "training_log", training_log)
         stack.replace(training, "setup_model_and_optimizer", setup_model_and_optimizer)
 
@@ -120,7 +129,7 @@ class Observer:
             gpu_bytes=self.report.gpu_bytes,
             wait_s=totals[2] - self._totals[2],
             io_busy_s=totals[3] - self._totals[3],
-            gpu_peak_bytes=torch.cuda.max_memory_allocated(),
+            gpu_peak_bytes=max(self._model_peak, torch.cuda.max_memory_allocated()),
         )
         self._metrics.write(record.to_json() + "\n")
         print(f"muon state step: {self._where()}", flush=True)

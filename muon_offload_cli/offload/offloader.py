@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from muon_offload_cli.offload.io_meter import IoMeter
-from muon_offload_cli.offload.mover import PIECE_BYTES, AddressableMover, Mover, StagedMover
+from muon_offload_cli.offload.mover import AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
 from muon_offload_cli.offload.plan import (
     STATE_ITEM_BYTES,
@@ -26,13 +26,15 @@ from muon_offload_cli.offload.plan import (
 )
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.offload.window import make_windows
+from muon_offload_cli.storage.checksums import Checksums, Verify
 from muon_offload_cli.storage.direct import DirectStore
-from muon_offload_cli.storage.extent import ALIGNMENT, Extent, lay_out
+from muon_offload_cli.storage.extent import Extent, lay_out
 from muon_offload_cli.storage.mapped import MappedStore
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
-from muon_offload_cli.units import round_up
+
+type OpenStore = Callable[[Tier, OffloadSettings, int, bool], Store]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +61,19 @@ class StateOffloader:
         parameters: Shapes in the optimizer's order.
         settings: Engine, budgets, directory.
         device: Where the optimizer steps.
+        open_store: Makes the store of a tier, given the bytes it holds and whether to page-lock memory.
 
     Raises:
         UserError: The directory cannot be used or the state does not fit there; nothing is left behind.
     """
 
     def __init__(
-        self, parameters: Sequence[ParameterSpec], settings: OffloadSettings, device: torch.device
+        self,
+        parameters: Sequence[ParameterSpec],
+        settings: OffloadSettings,
+        device: torch.device,
+        *,
+        open_store: OpenStore | None = None,
     ) -> None:
         self.settings = settings
         self.plan: ChunkPlan = plan_chunks(
@@ -77,16 +85,25 @@ class StateOffloader:
         )
         self._parameters = parameters
         self._device = device
+        self._window_states: dict[int, ChunkState] = {}
         self._resources = ExitStack()
         with ExitStack() as guard:
             guard.callback(self._resources.close)
-            self._allocate(settings, device)
+            self._allocate(settings, device, open_store or _open_store)
             guard.pop_all()
         self.sweeps = 0
 
-    def _allocate(self, settings: OffloadSettings, device: torch.device) -> None:
+    def _allocate(self, settings: OffloadSettings, device: torch.device, open_store: OpenStore) -> None:
         pinned = device.type == "cuda"
         streamed = self.plan.of_tier(Tier.HOST, Tier.DISK)
+        # Device memory first: it is what may be missing, and it needs no undoing.
+        windows = make_windows(streamed, settings.windows, device)
+        self.window_bytes = sum(window.memory.numel() for window in windows)
+        self._gpu_images = {
+            chunk.index: torch.zeros(chunk.nbytes, dtype=torch.uint8, device=device)
+            for chunk in self.plan.of_tier(Tier.GPU)
+        }
+        self._checksums = Checksums(Verify(settings.verify), self._describe)
         self._extents: dict[int, Extent] = {}
         self.stores: dict[Tier, Store] = {}
         self._movers: dict[Tier, Mover] = {}
@@ -97,15 +114,13 @@ class StateOffloader:
             extents = lay_out([chunk.nbytes for chunk in chunks])
             self._extents.update(zip((chunk.index for chunk in chunks), extents, strict=True))
             size = extents[-1].offset + extents[-1].nbytes
-            store = self._resources.enter_context(_open_store(tier, settings, size, pinned))
+            store = self._resources.enter_context(open_store(tier, settings, size, pinned))
             self.stores[tier] = store
-            self._movers[tier] = _make_mover(store, settings, device, pinned)
-        windows = make_windows(streamed, settings.windows, device)
-        self.window_bytes = sum(window.memory.numel() for window in windows)
-        self._gpu_images = {
-            chunk.index: torch.zeros(chunk.nbytes, dtype=torch.uint8, device=device)
-            for chunk in self.plan.of_tier(Tier.GPU)
-        }
+            self._movers[tier] = (
+                _make_staged(store, settings, device, pinned, self._checksums)
+                if tier is Tier.DISK and settings.engine == "disk"
+                else AddressableMover(store, device)
+            )
         self._pipeline = Pipeline(streamed, self._extents, self._movers, windows, device)
         self._resources.callback(self._pipeline.close)
 
@@ -116,11 +131,13 @@ class StateOffloader:
             load: Bring the present bytes first; False gives zeros, for masters that are being born.
         """
         for chunk in self.plan.of_tier(Tier.GPU):
+            if not load:
+                self._gpu_images[chunk.index].zero_()
             yield self._state(chunk, self._gpu_images[chunk.index])
         for chunk, image in self._pipeline.sweep(load=load):
             if not load:
                 image.zero_()
-            yield self._state(chunk, image)
+            yield self._image_state(chunk, image)
 
     def sweep(self) -> Iterator[ChunkState]:
         """Visit every chunk once on the device, for one optimizer step; chunks are written back behind.
@@ -128,7 +145,7 @@ class StateOffloader:
         Work that the caller enqueues on the current stream between two visits is part of the first.
 
         Raises:
-            OSError: A read or a write failed, with path and errno.
+            StoreError: A read or a write failed, with path and errno.
         """
         yield from self.fill(load=True)
         self.sweeps += 1
@@ -147,6 +164,7 @@ class StateOffloader:
         self.synchronize()
         self._pipeline.forget()
         yield
+        self._checksums.forget()
         for store in self.stores.values():
             store.flush()
 
@@ -166,8 +184,11 @@ class StateOffloader:
         def view(parameter: int, slot: Slot) -> torch.Tensor:
             # A storage of the tensor's own size: Megatron's checkpoint writer clones tensors whose storage
             # is larger than themselves.
+            shape = self._parameters[parameter].shape
+            if not slot.nbytes:
+                return torch.empty(shape)
             own = memory[slot.offset : slot.offset + slot.nbytes]
-            return torch.frombuffer(own, dtype=torch.float32).view(self._parameters[parameter].shape)
+            return torch.frombuffer(own, dtype=torch.float32).view(shape)
 
         return _chunk_state(chunk, view)
 
@@ -203,8 +224,31 @@ class StateOffloader:
         return self.plan.bytes_of(tier)
 
     def close(self) -> None:
-        """Stop all threads, release memory, and with it the file that has no name."""
+        """Stop all threads, release memory, and with it the file that has no name.
+
+        Raises:
+            StoreError: The last write-back failed; everything is released all the same.
+        """
         self._resources.close()
+
+    def _describe(self, extent: Extent) -> str:
+        """Say what lies in an extent of the file, for an error."""
+        for chunk in self.plan.of_tier(Tier.DISK):
+            place = self._extents[chunk.index]
+            if place.offset <= extent.offset < place.end:
+                first, last = chunk.parameters[0], chunk.parameters[-1]
+                return (
+                    f"chunk {chunk.index}, parameters {first} to {last} of this rank's Muon parameters "
+                    f"(the first is {tuple(self._parameters[first].shape)}), after step {self.sweeps}"
+                )
+        return f"no chunk, after step {self.sweeps}"
+
+    def _image_state(self, chunk: Chunk, image: torch.Tensor) -> ChunkState:
+        """Return the views of a chunk in its window; made once: a chunk always has the same window."""
+        state = self._window_states.get(chunk.index)
+        if state is None:
+            state = self._window_states[chunk.index] = self._state(chunk, image)
+        return state
 
     def _state(self, chunk: Chunk, image: torch.Tensor) -> ChunkState:
         def view(parameter: int, slot: Slot) -> torch.Tensor:
@@ -238,12 +282,16 @@ def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) 
     return DirectStore(settings.directory, size)
 
 
-def _make_mover(store: Store, settings: OffloadSettings, device: torch.device, pinned: bool) -> Mover:
-    if not isinstance(store, DirectStore):
-        return AddressableMover(store, device)
-    largest = settings.chunk_bytes or PIECE_BYTES
-    piece_bytes = round_up(min(PIECE_BYTES, largest, store.size), ALIGNMENT)
-    # Half of the ring reads, half writes; more buffers than there are pieces would never be used.
-    slots = max(1, min(settings.staging_bytes // piece_bytes // 2, -(-store.size // piece_bytes)))
+def _make_staged(
+    store: Store, settings: OffloadSettings, device: torch.device, pinned: bool, checksums: Checksums
+) -> Mover:
+    slots, piece_bytes = settings.staging_rings(store.size)
     rings = [StagingRing(slots, piece_bytes, pin=pinned) for _ in range(2)]
-    return StagedMover(store, device, rings[0], rings[1], settings.io_threads)
+    return StagedMover(
+        store,
+        device,
+        read_ring=rings[0],
+        write_ring=rings[1],
+        threads=settings.io_threads,
+        checksums=checksums,
+    )

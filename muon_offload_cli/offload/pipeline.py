@@ -7,6 +7,7 @@ error at its next wait, and every other thread is woken.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,6 +69,8 @@ class Pipeline:
         self._upcoming: deque[_Visit] = deque()
         self._sweeps = 0
         self.stall = StallClock(device)
+        # A daemon thread that is inside torch when the interpreter ends aborts the process.
+        atexit.register(self._stop)
 
     def sweep(self, *, load: bool = True) -> Iterator[tuple[Chunk, torch.Tensor]]:
         """Visit every chunk once, in alternating order, and write each one back after its visit.
@@ -80,7 +83,8 @@ class Pipeline:
             enqueued on the current stream before asking for the next chunk is written back.
 
         Raises:
-            OSError: A read or a write failed; the original error of the thread.
+            StoreError: A read or a write failed; the original error of the thread.
+            RuntimeError: An earlier sweep was left before its end, so that no chunk can follow.
         """
         if not self._upcoming:
             self._request_all(load=load)
@@ -89,7 +93,12 @@ class Pipeline:
             self.stall.begin()
             lanes.compute_waits_for(self._wait(visit.arrived), self._device)
             self.stall.end()
-            yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
+            try:
+                yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
+            except BaseException:
+                # Its window would never be handed over: whoever sweeps again must hear of it, not hang.
+                self._fail(RuntimeError(f"a sweep was left at chunk {visit.chunk.index}, before its end"))
+                raise
             self._write_back(visit, lanes.mark_compute(self._device))
 
     def prefetch(self) -> None:
@@ -120,10 +129,20 @@ class Pipeline:
             raise self._error
 
     def close(self) -> None:
-        """Stop all threads; work in flight is abandoned if the pipeline failed."""
-        if self._error is None:
-            self.synchronize()
-        self._wake()
+        """Stop all threads; work in flight is abandoned if the pipeline failed.
+
+        Raises:
+            StoreError: The write-back that was still under way failed; everything is stopped all the same.
+        """
+        try:
+            if self._error is None:
+                self.synchronize()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        atexit.unregister(self._stop)
+        self._fail(RuntimeError("the offloader is closed"))
         self._upload.stop()
         self._download.stop()
         for mover in self._movers.values():
@@ -169,8 +188,13 @@ class Pipeline:
         mover = self._movers[visit.chunk.tier]
         extent = self._extents[visit.chunk.index]
         done: Future[None] = Future()
+        earlier = self._written.get(visit.chunk.index)
 
         def leave() -> None:
+            if earlier is not None:
+                # A chunk that stayed in its window over the turn of two sweeps may still be on its way to
+                # disk; two writes of one extent have no order of their own.
+                earlier.result()
             stored = mover.save(extent, visit.window, visit.turn, after)
             stored.add_done_callback(lambda future: self._finish(done, future))
 

@@ -53,6 +53,8 @@ _NOT_NEGATIVE = {
     "model.moe.aux_loss_coeff": 0.0,
 }
 _POSITIVE = {
+    "cluster.read_gb_s": 2.0,
+    "cluster.write_gb_s": 2.0,
     "optimizer.lr": 3e-4,
     "optimizer.adam_eps": 1e-8,
     "offload.staging_mb": 192,
