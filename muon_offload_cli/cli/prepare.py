@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, needs_probe, resolve_directory
+from muon_offload_cli.config.gathering import gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.rules import check, refuses
@@ -41,7 +41,7 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     remarks = []
     if config.device is Device.auto:
         remarks = _choose_device(config, gpu_count())
-    facts = gather_facts(config, probe=needs_probe(config))
+    facts = gather_facts(config, probe=True, write=True)
     problems = check(config, composition.written, facts)
     refused = refuses(problems)
     if refused:

@@ -86,6 +86,19 @@ def writable(config: Config, written: Set[str], facts: MachineFacts) -> Iterator
     yield Problem(what=what, fix=_ELSEWHERE, keys=(KEY,), exit_code=3)
 
 
+@rule(
+    name="directory-keeps",
+    reason="A drive that loses bytes is found before it holds a run's state.",
+    machine=True,
+)
+def keeps(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a folder where 16 MiB could not be written and read back unchanged."""
+    known = _known(config, facts)
+    if known is not None and known.write_error:
+        what = f"{KEY}={known.path} ({known.kind}): {known.write_error}."
+        yield Problem(what=what, fix=_ELSEWHERE, keys=(KEY,), exit_code=3)
+
+
 @rule(name="directory-space", reason="A disk that is too small is told before step 1.", machine=True)
 def space(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a filesystem with less room than all ranks of the node need."""

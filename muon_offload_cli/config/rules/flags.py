@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.keys import FREE_PREFIX, nearest
-from muon_offload_cli.config.rules.exclusive import is_on
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import is_on
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 
@@ -125,17 +125,16 @@ def flag_ours(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
 )
 def flag_unknown(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse flags that the parser of the Megatron at hand does not have."""
-    known = facts.megatron_flags
-    if known is None:
+    if facts.megatron is None or facts.megatron.flags is None:
         return
+    known, version = facts.megatron.flags, facts.megatron.version
     for name in config.megatron.args:
         flag = name.replace("-", "_")
         if flag in known or flag in OURS or not _FLAG.fullmatch(flag):
             continue
         near = nearest(flag, known, count=1)
-        version = f" {facts.megatron_version}" if facts.megatron_version else ""
         yield Problem(
-            what=f"{FREE_PREFIX}{name[:80]}: Megatron{version} has no such flag."
+            what=f"{FREE_PREFIX}{name[:80]}: Megatron{f' {version}' if version else ''} has no such flag."
             + (f" Did you mean {near[0]}?" if near else ""),
             fix=f"{FREE_PREFIX}{near[0]}=..." if near else "leave it out",
             keys=(FREE_PREFIX + name,),
