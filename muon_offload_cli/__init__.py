@@ -1,1 +1,67 @@
-"""Train Megatron models with Muon's optimizer state on node-local NVMe."""
+"""Train Megatron models with Muon's optimizer state on node-local NVMe.
+
+From a training program of one's own, before the optimizer is built::
+
+    import muon_offload_cli
+
+    muon_offload_cli.install(directory="/nvme/muon", engine="disk", chunk_mb=512)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muon_offload_cli.megatron.attach import Installation
+
+__all__ = ["install"]
+
+
+def install(
+    *,
+    directory: str | Path | None = None,
+    engine: str = "disk",
+    chunk_mb: float = 512,
+    fraction: float = 1.0,
+    host_memory_gb: float = 0,
+    ranks_per_node: int | None = None,
+    windows: int = 3,
+) -> Installation:
+    """Let every Muon optimizer that Megatron builds in this process from now on offload its state.
+
+    Call it on each rank before Megatron's optimizer is built. It replaces one name in
+    ``megatron.core.optimizer.layer_wise_optimizer``; Megatron's files stay untouched. A second call replaces
+    the settings for optimizers that are built later.
+
+    Args:
+        directory: Absolute folder on a node-local drive, for ``mapped`` and ``disk``; created if missing.
+        engine: ``host``, ``mapped`` or ``disk``.
+        chunk_mb: MiB of state that move as one unit; 0: everything at once.
+        fraction: Part of the state's bytes that leaves the device, 0 to 1.
+        host_memory_gb: GiB of host memory a node that hold state for good before the disk is used.
+        ranks_per_node: Processes that share that memory; None: ``LOCAL_WORLD_SIZE``, else 1.
+        windows: Chunks that have a place on the device at the same time.
+
+    Returns:
+        The installation. Its ``close`` gives Megatron its class back and releases threads, memory and files;
+        a process that ends without it leaves nothing behind either.
+
+    Raises:
+        UserError: An argument is wrong; all problems at once.
+    """
+    # Importing this package must stay cheap for the command line: torch comes with the first call.
+    from muon_offload_cli.megatron.attach import install as attach
+    from muon_offload_cli.megatron.attach import make_settings
+
+    return attach(
+        make_settings(
+            directory=directory,
+            engine=engine,
+            chunk_mb=chunk_mb,
+            fraction=fraction,
+            host_memory_gb=host_memory_gb,
+            ranks_per_node=ranks_per_node,
+            windows=windows,
+        )
+    )

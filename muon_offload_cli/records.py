@@ -28,7 +28,8 @@ class StepRecord:
         disk_bytes: Muon state that lies on disk between steps.
         host_bytes: Muon state that lies in host memory between steps.
         gpu_bytes: Muon state that lies on the training device between steps.
-        wait_s: Seconds in which the step waited for reads or write-back.
+        wait_s: Seconds in which the device stood still for state to arrive: I/O that was not hidden.
+        io_busy_s: Seconds in which a request to the disk was under way.
         gpu_peak_bytes: Peak allocated device memory so far (0 on CPUs).
     """
 
@@ -45,6 +46,7 @@ class StepRecord:
     host_bytes: int = 0
     gpu_bytes: int = 0
     wait_s: float = 0.0
+    io_busy_s: float = 0.0
     gpu_peak_bytes: int = 0
 
     def to_json(self) -> str:
@@ -75,6 +77,8 @@ class RankReport:
         host_bytes: Host memory that holds state between steps.
         gpu_bytes: Device memory that holds Muon state between steps.
         chunks: Chunks of the plan.
+        build_gpu_peak_bytes: Peak allocated device memory while the optimizer was built, the model with its
+            gradient buffers included.
         directory: Where the bytes on disk are; empty if none.
         direct_io: Whether the disk is reached with O_DIRECT.
         notes: Sentences that a person should see (a fallback, for example).
@@ -99,6 +103,7 @@ class RankReport:
     host_bytes: int = 0
     gpu_bytes: int = 0
     chunks: int = 0
+    build_gpu_peak_bytes: int = 0
     directory: str = ""
     direct_io: bool = False
     notes: list[str] = field(default_factory=list)

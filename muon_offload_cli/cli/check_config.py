@@ -39,6 +39,7 @@ def check_config(
 
     Exits with 0 (fine), 2 (the request is wrong) or 3 (it does not fit this machine).
     """
+    from muon_offload_cli.cli.planning import plan_for_rules, settle_host_memory
     from muon_offload_cli.config.compose import compose
     from muon_offload_cli.config.gathering import gather_facts
     from muon_offload_cli.config.locations import find_recipes
@@ -51,7 +52,9 @@ def check_config(
     composition = compose(recipe, overrides, directories)
     config = composition.config
     local = here or config.cluster.name == "local"
-    facts = gather_facts(config, probe=needs_probe(config, here=local), write=here)
+    settle_host_memory(config)
+    planned = plan_for_rules(config, composition.written)
+    facts = gather_facts(config, probe=needs_probe(config, here=local), write=here, planned=planned)
     problems = check(config, composition.written, facts, here=local)
     code = exit_code(problems, strict=strict)
     if json:

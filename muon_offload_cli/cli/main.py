@@ -14,7 +14,9 @@ from typing import Annotated
 
 import typer
 
+from muon_offload_cli.cli.bench_disk import bench_disk
 from muon_offload_cli.cli.check_config import RecipeDirectories, Words, check_config
+from muon_offload_cli.cli.disk_plan import disk_plan
 from muon_offload_cli.cli.doctor import doctor
 from muon_offload_cli.cli.problems import print_problems, problems_as_json
 from muon_offload_cli.cli.recipes import recipes
@@ -64,6 +66,8 @@ def train(
 
 
 app.command("check-config")(check_config)
+app.command("disk-plan")(disk_plan)
+app.command("bench-disk")(bench_disk)
 app.command("doctor")(doctor)
 app.command("recipes")(recipes)
 app.command("rules")(rules)

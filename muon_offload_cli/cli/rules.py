@@ -16,8 +16,8 @@ _HEAD = """# Rules
 What `muon-offload check-config` and `muon-offload train` refuse, warn of or note, and why. This page is what
 `muon-offload rules --markdown` prints (`make docs` writes it).
 
-A rule of the machine judges what only the machine at hand can tell. For a recipe whose cluster is not `local`,
-its findings are notes; `--here` and `train` count them in full.
+A rule of the machine judges what only the machine at hand can tell. For a recipe whose cluster is not
+`local`, its findings are notes; `--here` and `train` count them in full.
 """
 
 

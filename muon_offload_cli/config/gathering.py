@@ -10,9 +10,11 @@ from muon_offload_cli.config.locations import default_offload_directory
 from muon_offload_cli.config.probing import PROBE_TIMEOUT_S, ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
 from muon_offload_cli.config.rules.directory import KEY, uses_directory
-from muon_offload_cli.config.rules.facts import DirectoryFacts, FileFacts, MachineFacts
+from muon_offload_cli.config.rules.facts import DirectoryFacts, FileFacts, MachineFacts, PlannedFacts
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem, UserError
+
+NOT_PLANNED = PlannedFacts()
 
 
 def resolve_directory(config: Config) -> Config:
@@ -31,7 +33,7 @@ def gather_facts(
     *,
     probe: bool,
     write: bool = False,
-    needed_bytes: int | None = None,
+    planned: PlannedFacts = NOT_PLANNED,
     probe_timeout_s: float = PROBE_TIMEOUT_S,
 ) -> MachineFacts:
     """Look at the machine for `config`. Leaves nothing behind in the offload directory.
@@ -40,7 +42,7 @@ def gather_facts(
         config: The composed run.
         probe: Ask Megatron too, in a subprocess unless it was asked before.
         write: Try writing and reading 16 MiB in the offload directory.
-        needed_bytes: Bytes that all ranks of this node will reserve, if they are planned.
+        planned: What the plan of the run says, if it was made.
         probe_timeout_s: How long the probe may take.
     """
     problems: list[Problem] = []
@@ -64,7 +66,7 @@ def gather_facts(
         working_directory=Path.cwd(),
         directory=directory,
         files={path: _look_at_file(path) for path in data_files(config)},
-        needed_bytes=needed_bytes,
+        planned=planned,
         cuda_available=report.cuda_available,
         num_gpus=report.num_gpus,
         megatron=report.megatron,

@@ -62,11 +62,19 @@ class ClusterConfig:
         name: ``local`` means the machine at hand.
         gpus_per_node: GPUs of one node, 0 if it has none.
         host_memory_gb: Host memory of one node in GiB; null: not known.
+        drives: Node-local drives of one node that can hold state; null: not known.
+        drive_tb: Size of one of them in TB (10**12 bytes); null: not known.
+        read_gb_s: What a node reads from its drives, in GB/s (10**9 bytes); null: not measured.
+        write_gb_s: What a node writes to them, in GB/s; null: not measured.
     """
 
     name: str = "local"
     gpus_per_node: int | None = None
     host_memory_gb: float | None = None
+    drives: int | None = None
+    drive_tb: float | None = None
+    read_gb_s: float | None = None
+    write_gb_s: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -90,7 +98,21 @@ class LauncherConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ParallelConfig:
-    """Megatron's parallel sizes. `etp` null follows `tp`, as in Megatron."""
+    """Megatron's parallel sizes.
+
+    Attributes:
+        tp: Tensor parallel size.
+        pp: Pipeline parallel size.
+        cp: Context parallel size.
+        ep: Expert parallel size.
+        etp: Tensor parallel size of experts; null follows `tp`, as in Megatron.
+        sequence_parallel: Cut activations outside of matrices over tensor-parallel ranks.
+        decoder_first_pipeline_num_layers: Layers of the first pipeline stage, if it differs.
+        decoder_last_pipeline_num_layers: Layers of the last pipeline stage, if it differs.
+        num_virtual_stages_per_pipeline_rank: Model chunks of each pipeline rank (interleaved schedule).
+        pipeline_model_parallel_layout: Megatron's text of the stages, one letter a layer
+            (``E`` embedding, ``t`` decoder, ``m`` multi-token prediction, ``L`` loss), ``|`` between.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -98,6 +120,10 @@ class ParallelConfig:
     ep: int = 1
     etp: int | None = None
     sequence_parallel: bool = False
+    decoder_first_pipeline_num_layers: int | None = None
+    decoder_last_pipeline_num_layers: int | None = None
+    num_virtual_stages_per_pipeline_rank: int | None = None
+    pipeline_model_parallel_layout: str | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -191,17 +217,46 @@ class OffloadConfig:
 class MoeConfig:
     """Mixture-of-experts layers; `num_experts` null: a dense model.
 
-    Names follow Megatron's flags: `topk` is ``--moe-router-topk``, `ffn_hidden_size` is
-    ``--moe-ffn-hidden-size``, `layer_freq` is ``--moe-layer-freq``.
+    Names follow Megatron's flags without ``moe-``: `router_group_topk` is ``--moe-router-group-topk``.
+
+    Attributes:
+        num_experts: Routed experts of a layer.
+        topk: Experts that a token visits, ``--moe-router-topk``.
+        ffn_hidden_size: Width of a routed expert.
+        shared_expert_ffn_hidden_size: Width of all shared experts together,
+            ``--moe-shared-expert-intermediate-size``; null: there are none.
+        shared_expert_gate: Shared experts are weighted by a gate of their own.
+        layer_freq: Which layers have experts: a number N (every N-th, counted from the first) or a list
+            such as ``([0]*1+[1]*26)``, 1 for experts; null: all layers.
+        aux_loss_coeff: Weight of the load-balancing loss.
+        load_balancing: ``aux_loss``, ``seq_aux_loss``, ``sinkhorn`` or ``none``.
+        router_score_function: ``softmax`` or ``sigmoid``.
+        router_pre_softmax: Scores are normalized over all experts before the best are chosen.
+        router_enable_expert_bias: A bias that no gradient moves balances the experts (sigmoid only).
+        router_bias_update_rate: Step of that bias.
+        router_num_groups: Groups of experts for group-limited routing.
+        router_group_topk: Groups that a token may visit.
+        router_topk_scaling_factor: Factor on the chosen scores.
+        router_dtype: ``fp32`` or ``fp64`` scores; null: as the model.
+        grouped_gemm: One grouped kernel for all local experts; needs Transformer Engine.
     """
 
     num_experts: int | None = None
     topk: int = 2
     ffn_hidden_size: int | None = None
     shared_expert_ffn_hidden_size: int | None = None
+    shared_expert_gate: bool = False
     layer_freq: str | None = None
     aux_loss_coeff: float = 0.0
     load_balancing: str = "aux_loss"
+    router_score_function: str = "softmax"
+    router_pre_softmax: bool = False
+    router_enable_expert_bias: bool = False
+    router_bias_update_rate: float = 0.001
+    router_num_groups: int | None = None
+    router_group_topk: int | None = None
+    router_topk_scaling_factor: float | None = None
+    router_dtype: str | None = None
     grouped_gemm: bool = False
 
 
@@ -209,8 +264,49 @@ class MoeConfig:
 class ModelConfig:
     """Architecture of a GPT, in Megatron's names.
 
-    `kv_channels` is the size of one attention head; null: hidden_size / num_attention_heads.
-    `vocab_size` null: taken from the data source (256 bytes and an end-of-document token for text).
+    Attributes:
+        name: Name of the part below ``conf/model``.
+        num_layers: Transformer layers, multi-token prediction not counted.
+        hidden_size: Width of the residual stream.
+        ffn_hidden_size: Width of the feed-forward part of dense layers.
+        num_attention_heads: Query heads.
+        num_query_groups: Key-value heads; null: as many as query heads. Not read by latent attention.
+        kv_channels: Size of one attention head; null: hidden_size / num_attention_heads.
+        attention_output_gate: Attention's output is gated by a second half of the query projection.
+        vocab_size: Token ids; null: taken from the data source (256 bytes and an end-of-document token).
+        make_vocab_size_divisible_by: The vocabulary is padded to a multiple of this times `parallel.tp`.
+        normalization: ``RMSNorm`` or ``LayerNorm``.
+        norm_epsilon: Epsilon of all norms.
+        apply_layernorm_1p: Norms multiply by 1 + weight, the weight born as zero.
+        swiglu: Gated feed-forward layers.
+        rotary_base: Base of the rotary positions.
+        rotary_percent: Part of a head that is rotated.
+        qk_layernorm: Norms on queries and keys; on both latents for latent attention.
+        tied_embeddings: The output layer uses the embedding's weight.
+        add_bias_linear: Biases on all linear layers.
+        add_qkv_bias: Biases on the query-key-value projection alone.
+        init_std: Standard deviation of new weights.
+        multi_latent_attention: DeepSeek's attention; the five sizes below belong to it.
+        q_lora_rank: Rank of the queries' latent; null: queries are projected at once.
+        kv_lora_rank: Rank of the latent of keys and values.
+        qk_head_dim: Size of a head's part without positions.
+        qk_pos_emb_head_dim: Size of a head's rotated part.
+        v_head_dim: Size of a value head.
+        rope_type: ``rope`` or ``yarn``; read by latent attention.
+        rotary_scaling_factor: YaRN's stretch of the context.
+        mscale: YaRN's scale of attention.
+        mscale_all_dim: The same over all dimensions.
+        experimental_attention_variant: ``gated_delta_net`` puts linear attention into the layers that
+            `linear_attention_freq` names.
+        linear_attention_freq: A number N (every N-th layer keeps softmax attention) or a list of 0 and 1.
+        linear_num_key_heads: Key heads of linear attention.
+        linear_num_value_heads: Value heads of linear attention.
+        linear_key_head_dim: Size of such a key head.
+        linear_value_head_dim: Size of such a value head.
+        linear_conv_kernel_dim: Width of the causal convolution before it.
+        mtp_num_layers: Layers that predict a further token each; null: none.
+        mtp_loss_scaling_factor: Weight of their loss.
+        moe: Experts.
     """
 
     name: str = MISSING
@@ -220,16 +316,39 @@ class ModelConfig:
     num_attention_heads: int = MISSING
     num_query_groups: int | None = None
     kv_channels: int | None = None
+    attention_output_gate: bool = False
     vocab_size: int | None = None
+    make_vocab_size_divisible_by: int = 128
     normalization: str = "RMSNorm"
     norm_epsilon: float = 1e-6
+    apply_layernorm_1p: bool = False
     swiglu: bool = True
     rotary_base: int = 10000
     rotary_percent: float = 1.0
     qk_layernorm: bool = False
     tied_embeddings: bool = False
     add_bias_linear: bool = False
+    add_qkv_bias: bool = False
     init_std: float = 0.02
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_head_dim: int | None = None
+    qk_pos_emb_head_dim: int | None = None
+    v_head_dim: int | None = None
+    rope_type: str = "rope"
+    rotary_scaling_factor: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    experimental_attention_variant: str | None = None
+    linear_attention_freq: str | None = None
+    linear_num_key_heads: int | None = None
+    linear_num_value_heads: int | None = None
+    linear_key_head_dim: int | None = None
+    linear_value_head_dim: int | None = None
+    linear_conv_kernel_dim: int | None = None
+    mtp_num_layers: int | None = None
+    mtp_loss_scaling_factor: float = 0.1
     moe: MoeConfig = field(default_factory=MoeConfig)
 
 

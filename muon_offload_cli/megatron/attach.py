@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.megatron.muon_child import make_muon_child
 from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.units import GIB, MIB
+
+ENGINES = ("disk", "mapped", "host")
 
 
 class Installation:
@@ -28,9 +34,8 @@ class Installation:
         self._on_built = on_built
         # layer_wise_optimizer imported the name by value, so it is rebound there and nowhere else: other
         # builders (plain muon, adam) keep the class they know.
-        layer_wise_optimizer.Float16OptimizerWithFloat16Params = make_muon_child(
-            self._base, TensorParallelMuon, settings, self._built
-        )
+        self._class = make_muon_child(self._base, TensorParallelMuon, settings, self._built)
+        layer_wise_optimizer.Float16OptimizerWithFloat16Params = self._class
 
     def _built(self, optimizer: Any) -> None:
         self.optimizers.append(optimizer)
@@ -39,7 +44,8 @@ class Installation:
 
     def close(self) -> None:
         """Give Megatron its class back and release every offloader's threads, memory and files."""
-        self._module.Float16OptimizerWithFloat16Params = self._base
+        if self._module.Float16OptimizerWithFloat16Params is self._class:
+            self._module.Float16OptimizerWithFloat16Params = self._base
         for optimizer in self.optimizers:
             optimizer.offloader.close()
 
@@ -63,15 +69,39 @@ def make_settings(
     engine: str,
     chunk_mb: float,
     fraction: float,
-    host_bytes: int = 0,
-    **more: Any,
+    host_memory_gb: float,
+    ranks_per_node: int | None,
+    windows: int,
 ) -> OffloadSettings:
-    """Turn config units into settings; `more` are further fields of `OffloadSettings` in bytes or counts."""
+    """Check arguments in the user's units and turn them into one rank's settings in bytes.
+
+    Raises:
+        UserError: All problems at once.
+    """
+    problems: list[Problem] = []
+
+    def expect(holds: bool, name: str, value: object, wanted: str) -> None:
+        if not holds:
+            problems.append(Problem(what=f"install({name}={value!r}): want {wanted}.", keys=(name,)))
+
+    expect(engine in ENGINES, "engine", engine, " or ".join(ENGINES))
+    if engine != "host":
+        absolute = directory is not None and Path(directory).is_absolute()
+        expect(absolute, "directory", directory, "an absolute folder on a node-local drive")
+    expect(math.isfinite(chunk_mb) and chunk_mb >= 0, "chunk_mb", chunk_mb, "0 or more MiB")
+    expect(0 <= fraction <= 1, "fraction", fraction, "a number from 0 to 1")
+    finite = math.isfinite(host_memory_gb) and host_memory_gb >= 0
+    expect(finite, "host_memory_gb", host_memory_gb, "0 or more GiB")
+    sharing = ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    expect(sharing >= 1, "ranks_per_node", ranks_per_node, "1 or more")
+    expect(windows >= 2, "windows", windows, "2 or more, so that one is filled while another is stepped")
+    if problems:
+        raise UserError(problems=problems)
     return OffloadSettings(
         engine=engine,
         directory=None if directory is None else Path(directory),
-        chunk_bytes=round(chunk_mb * 2**20),
+        chunk_bytes=round(chunk_mb * MIB),
         fraction=fraction,
-        host_bytes=host_bytes,
-        **more,
+        host_bytes=round(host_memory_gb * GIB) // sharing,
+        windows=windows,
     )

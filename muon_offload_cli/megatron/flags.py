@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, DataSource, Engine
-
-BYTE_VOCABULARY = 257
-"""Token ids of text data: a byte each, and the end of a document, which the null tokenizer puts last."""
-
-MOCK_VOCABULARY = 32000
-"""Vocabulary of ``data=mock`` where the model names none; any size will do."""
+from muon_offload_cli.config.schema import Config, ModelConfig, MoeConfig
+from muon_offload_cli.config.vocabulary import vocabulary_size
 
 
 def megatron_flags(
@@ -35,7 +30,7 @@ def megatron_flags(
         _optimizer(config),
         _model(config),
         _data(config, data_prefix),
-        _device(device, transformer_engine),
+        _device(config.model, device, transformer_engine),
         _checkpoint(config),
     )
     for group in groups:
@@ -71,6 +66,10 @@ def _parallel(config: Config) -> Iterator[tuple[str, Any]]:
     yield "expert-model-parallel-size", parallel.ep
     yield "expert-tensor-parallel-size", parallel.etp
     yield "sequence-parallel", parallel.sequence_parallel
+    yield "decoder-first-pipeline-num-layers", parallel.decoder_first_pipeline_num_layers
+    yield "decoder-last-pipeline-num-layers", parallel.decoder_last_pipeline_num_layers
+    yield "num-virtual-stages-per-pipeline-rank", parallel.num_virtual_stages_per_pipeline_rank
+    yield "pipeline-model-parallel-layout", parallel.pipeline_model_parallel_layout
 
 
 def _training(config: Config) -> Iterator[tuple[str, Any]]:
@@ -122,12 +121,19 @@ def _model(config: Config) -> Iterator[tuple[str, Any]]:
     yield "hidden-size", model.hidden_size
     yield "ffn-hidden-size", model.ffn_hidden_size
     yield "num-attention-heads", model.num_attention_heads
-    if model.num_query_groups is not None:
+    if model.multi_latent_attention:
+        yield from _latent_attention(model)
+    elif model.num_query_groups is not None:
         yield "group-query-attention", True
         yield "num-query-groups", model.num_query_groups
     yield "kv-channels", model.kv_channels
+    yield "attention-output-gate", model.attention_output_gate
+    if model.experimental_attention_variant is not None:
+        yield from _linear_attention(model)
+    yield "make-vocab-size-divisible-by", model.make_vocab_size_divisible_by
     yield "normalization", model.normalization
     yield "norm-epsilon", model.norm_epsilon
+    yield "apply-layernorm-1p", model.apply_layernorm_1p
     yield "swiglu", model.swiglu
     yield "position-embedding-type", "rope"
     yield "rotary-base", model.rotary_base
@@ -135,27 +141,65 @@ def _model(config: Config) -> Iterator[tuple[str, Any]]:
     yield "qk-layernorm", model.qk_layernorm
     yield "untie-embeddings-and-output-weights", not model.tied_embeddings
     yield "disable-bias-linear", not model.add_bias_linear
+    yield "add-qkv-bias", model.add_qkv_bias
     yield "init-method-std", model.init_std
     yield "attention-dropout", 0.0
     yield "hidden-dropout", 0.0
-    moe = model.moe
-    if moe.num_experts is not None:
-        yield "num-experts", moe.num_experts
-        yield "moe-router-topk", moe.topk
-        yield "moe-ffn-hidden-size", moe.ffn_hidden_size
-        yield "moe-shared-expert-intermediate-size", moe.shared_expert_ffn_hidden_size
-        yield "moe-layer-freq", moe.layer_freq
-        yield "moe-aux-loss-coeff", moe.aux_loss_coeff
-        yield "moe-router-load-balancing-type", moe.load_balancing
-        yield "moe-token-dispatcher-type", "alltoall"
-        yield "moe-grouped-gemm", moe.grouped_gemm
+    if model.mtp_num_layers:
+        yield "mtp-num-layers", model.mtp_num_layers
+        yield "mtp-loss-scaling-factor", model.mtp_loss_scaling_factor
+    if model.moe.num_experts is not None:
+        yield from _experts(model.moe)
+
+
+def _latent_attention(model: ModelConfig) -> Iterator[tuple[str, Any]]:
+    yield "multi-latent-attention", True
+    yield "q-lora-rank", model.q_lora_rank
+    yield "kv-lora-rank", model.kv_lora_rank
+    yield "qk-head-dim", model.qk_head_dim
+    yield "qk-pos-emb-head-dim", model.qk_pos_emb_head_dim
+    yield "v-head-dim", model.v_head_dim
+    yield "rope-type", model.rope_type
+    yield "rotary-scaling-factor", model.rotary_scaling_factor
+    yield "mscale", model.mscale
+    yield "mscale-all-dim", model.mscale_all_dim
+
+
+def _linear_attention(model: ModelConfig) -> Iterator[tuple[str, Any]]:
+    yield "experimental-attention-variant", model.experimental_attention_variant
+    yield "linear-attention-freq", model.linear_attention_freq
+    yield "linear-num-key-heads", model.linear_num_key_heads
+    yield "linear-num-value-heads", model.linear_num_value_heads
+    yield "linear-key-head-dim", model.linear_key_head_dim
+    yield "linear-value-head-dim", model.linear_value_head_dim
+    yield "linear-conv-kernel-dim", model.linear_conv_kernel_dim
+
+
+def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
+    yield "num-experts", moe.num_experts
+    yield "moe-router-topk", moe.topk
+    yield "moe-ffn-hidden-size", moe.ffn_hidden_size
+    yield "moe-shared-expert-intermediate-size", moe.shared_expert_ffn_hidden_size
+    yield "moe-shared-expert-gate", moe.shared_expert_gate
+    yield "moe-layer-freq", moe.layer_freq
+    yield "moe-aux-loss-coeff", moe.aux_loss_coeff
+    yield "moe-router-load-balancing-type", moe.load_balancing
+    yield "moe-router-score-function", moe.router_score_function
+    yield "moe-router-pre-softmax", moe.router_pre_softmax
+    if moe.router_enable_expert_bias:
+        yield "moe-router-enable-expert-bias", True
+        yield "moe-router-bias-update-rate", moe.router_bias_update_rate
+    yield "moe-router-num-groups", moe.router_num_groups
+    yield "moe-router-group-topk", moe.router_group_topk
+    yield "moe-router-topk-scaling-factor", moe.router_topk_scaling_factor
+    yield "moe-router-dtype", moe.router_dtype
+    yield "moe-token-dispatcher-type", "alltoall"
+    yield "moe-grouped-gemm", moe.grouped_gemm
 
 
 def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
-    data = config.data
     yield "tokenizer-type", "NullTokenizer"
-    byte_tokens = data.source in (DataSource.stdlib, DataSource.text)
-    yield "vocab-size", config.model.vocab_size or (BYTE_VOCABULARY if byte_tokens else MOCK_VOCABULARY)
+    yield "vocab-size", vocabulary_size(config)
     if data_prefix is None:
         yield "mock-data", True
     else:
@@ -165,13 +209,15 @@ def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
     yield "no-create-attention-mask-in-dataloader", True
 
 
-def _device(device: str, transformer_engine: bool) -> Iterator[tuple[str, Any]]:
+def _device(model: ModelConfig, device: str, transformer_engine: bool) -> Iterator[tuple[str, Any]]:
     yield "distributed-backend", "gloo" if device == "cpu" else "nccl"
     if not transformer_engine:
         # These kernels come with Transformer Engine or Apex.
         yield "transformer-impl", "local"
         yield "no-persist-layer-norm", True
         yield "no-masked-softmax-fusion", True
+    if not transformer_engine or (model.multi_latent_attention and model.rope_type == "rope"):
+        # Transformer Engine's kernel, which takes latent attention with YaRN only.
         yield "no-rope-fusion", True
     if device == "cpu":
         # Compiled by torch for the GPU.
@@ -189,4 +235,3 @@ def _checkpoint(config: Config) -> Iterator[tuple[str, Any]]:
         yield "no-save-optim", not checkpoint.optimizer
     if config.resume.source is not None:
         yield "load", config.resume.source
-        yield "no-load-optim", config.offload.engine is not Engine.none

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from muon_offload_cli.megatron.layer_specs import block_specs
+
 
 def make_model_provider(*, transformer_engine: bool) -> Any:
     """Return a ``model_provider`` for Megatron's `pretrain`.
@@ -15,7 +17,6 @@ def make_model_provider(*, transformer_engine: bool) -> Any:
         transformer_engine: Build layers from Transformer Engine; False: from Megatron's own local layers.
     """
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.training import get_args
     from megatron.training.arguments import core_transformer_config_from_args
 
@@ -28,9 +29,9 @@ def make_model_provider(*, transformer_engine: bool) -> Any:
     ) -> GPTModel:
         args = get_args()
         config = config or core_transformer_config_from_args(args)
-        layers = get_gpt_decoder_block_spec(
+        layers, further_tokens = block_specs(
             config,
-            use_transformer_engine=transformer_engine,
+            transformer_engine=transformer_engine,
             normalization=args.normalization,
             vp_stage=vp_stage,
         )
@@ -47,6 +48,7 @@ def make_model_provider(*, transformer_engine: bool) -> Any:
             position_embedding_type=args.position_embedding_type,
             rotary_percent=args.rotary_percent,
             rotary_base=args.rotary_base,
+            mtp_block_spec=further_tokens,
             vp_stage=vp_stage,
             pg_collection=pg_collection,
         )

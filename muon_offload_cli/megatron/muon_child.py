@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from muon_offload_cli.errors import wrong
+from muon_offload_cli.megatron.exact_halves import with_exact_halves
 from muon_offload_cli.offload.offloader import ChunkState, StateOffloader
 from muon_offload_cli.offload.plan import ParameterSpec
 from muon_offload_cli.offload.settings import OffloadSettings
@@ -196,17 +197,30 @@ def make_muon_child(
                 weights = [self._model_params[index].data for index in state.parameters]
                 torch._foreach_copy_(list(state.masters), weights)
 
+        def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+            """Begin fetching for the coming step: Megatron calls this before forward and backward."""
+            super().zero_grad(*args, **kwargs)
+            self.offloader.prefetch()
+
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-            """Refuse: saving offloaded state is not supported yet."""
-            raise _no_checkpoint()
+            """Return the state as views of where it lies; they must not outlive the next step."""
+            self.offloader.synchronize()
+            return super().state_dict(*args, **kwargs)
 
         def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-            """Refuse: saving offloaded state is not supported yet."""
-            raise _no_checkpoint()
+            """Describe the state for a torch_dist checkpoint, as views of where it lies."""
+            return with_exact_halves(super().sharded_state_dict(*args, **kwargs))
 
-        def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-            """Refuse: loading offloaded state is not supported yet."""
-            raise _no_checkpoint()
+        @torch.no_grad()
+        def load_state_dict(self, state_dict: Any) -> None:
+            """Take over loaded state; what the checkpoint reader has put in place is not copied again."""
+            with self.offloader.written_outside():
+                super().load_state_dict(state_dict)
+                for master, momentum in zip(self._masters, self._resting[1], strict=True):
+                    loaded = self.optimizer.state[master][MOMENTUM]
+                    if loaded.data_ptr() != momentum.data_ptr():
+                        momentum.copy_(loaded)
+                    self.optimizer.state[master][MOMENTUM] = momentum
 
         def offload_to_cpu(self) -> None:
             """Refuse: the state is off the device already, and its owner is the offloader."""
@@ -219,11 +233,3 @@ def make_muon_child(
         restore_from_cpu = offload_to_cpu
 
     return OffloadedMuon
-
-
-def _no_checkpoint() -> Exception:
-    return wrong(
-        "optimizer state of an offloaded run cannot be saved or loaded yet",
-        "checkpoint.optimizer=false",
-        "checkpoint.optimizer",
-    )

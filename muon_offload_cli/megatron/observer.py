@@ -35,14 +35,15 @@ class Observer:
         self._offloaders: list[StateOffloader] = []
         self._model: list[torch.nn.Module] = []
         self._optimizer: Any = None
+        self._model_peak = 0
         self._last = time.perf_counter()
-        self._totals = (0, 0, 0.0)
+        self._totals = (0, 0, 0.0, 0.0)
 
     def watch(self, stack: Substitutions) -> None:
         """Listen to `megatron.training` until `stack` is closed; its functions are called as before."""
         from megatron.training import training
 
-        log, setup = training.training_log, training.setup_model_and_optimizer
+        log, setup, build = training.training_log, training.setup_model_and_optimizer, training.get_model
         names = inspect.signature(log)
 
         def training_log(*args: Any, **kwargs: Any) -> Any:
@@ -55,6 +56,14 @@ class Observer:
             self._attached()
             return built
 
+        def get_model(*args: Any, **kwargs: Any) -> Any:
+            model = build(*args, **kwargs)
+            # What follows is the optimizer's own doing.
+            self._model_peak = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            return model
+
+        stack.replace(training, "get_model", get_model)
         stack.replace(training, "training_log", training_log)
         stack.replace(training, "setup_model_and_optimizer", setup_model_and_optimizer)
 
@@ -70,6 +79,7 @@ class Observer:
         report.muon_parameters = state_census.muon_parameters(self._optimizer)
         report.muon_state_bytes = report.muon_parameters * state_census.MUON_ITEM_BYTES
         report.chunks = sum(len(offloader.plan.chunks) for offloader in self._offloaders)
+        report.build_gpu_peak_bytes = torch.cuda.max_memory_allocated()
         report.disk_bytes = self._bytes(Tier.DISK)
         report.host_bytes = self._bytes(Tier.HOST)
         report.gpu_bytes = self._bytes(Tier.GPU) if self._offloaders else report.muon_state_bytes
@@ -87,12 +97,13 @@ class Observer:
         self._totals = self._count()
         self._last = time.perf_counter()
 
-    def _count(self) -> tuple[int, int, float]:
-        """Bytes read, bytes written and seconds waited so far."""
+    def _count(self) -> tuple[int, int, float, float]:
+        """Bytes read, bytes written, seconds stalled and seconds of I/O so far."""
         return (
             sum(offloader.bytes_read for offloader in self._offloaders),
             sum(offloader.bytes_written for offloader in self._offloaders),
             sum(offloader.wait_s for offloader in self._offloaders),
+            sum(offloader.io_busy_s for offloader in self._offloaders),
         )
 
     def _step(self, arguments: dict[str, Any]) -> None:
@@ -117,7 +128,8 @@ class Observer:
             host_bytes=self.report.host_bytes,
             gpu_bytes=self.report.gpu_bytes,
             wait_s=totals[2] - self._totals[2],
-            gpu_peak_bytes=torch.cuda.max_memory_allocated(),
+            io_busy_s=totals[3] - self._totals[3],
+            gpu_peak_bytes=max(self._model_peak, torch.cuda.max_memory_allocated()),
         )
         self._metrics.write(record.to_json() + "\n")
         print(f"muon state step: {self._where()}", flush=True)

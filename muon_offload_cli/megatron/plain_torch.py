@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from muon_offload_cli.megatron.plain_layers import ZeroCentredRMSNorm, stand_in_for_fla
 from muon_offload_cli.megatron.substitute import Substitutions
 
 
@@ -26,26 +27,30 @@ def has_transformer_engine() -> bool:
 def plain_torch() -> Iterator[None]:
     """Make up for missing fused libraries until the context is left."""
     with Substitutions() as stack:
-        _allow_sequence_parallel_norm(stack)
+        _allow_more_of_norms(stack)
+        stand_in_for_fla(stack)
         _skip_compiling_shipped_helpers(stack)
+        _let_adam_be_loaded(stack)
         yield
 
 
-def _allow_sequence_parallel_norm(stack: Substitutions) -> None:
-    """Build torch's norms under sequence parallelism.
+def _allow_more_of_norms(stack: Substitutions) -> None:
+    """Build torch's norms under sequence parallelism, and zero-centred ones.
 
-    Megatron refuses them there because nothing tags their parameters for the gradient all-reduce over the
+    Megatron refuses the former because nothing tags their parameters for the gradient all-reduce over the
     tensor-parallel group; tagged ``sequence_parallel``, ``finalize_model_grads`` treats them like its own.
+    It refuses the latter because torch has none.
     """
     from megatron.core.transformer import torch_norm
 
     class _Untouched:
-        """A config that says no to sequence parallelism and passes everything else through."""
+        """A config that says no to what is made up for here and passes everything else through."""
 
         def __init__(self, config: Any) -> None:
             self._config = config
 
         sequence_parallel = False
+        layernorm_zero_centered_gamma = False
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._config, name)
@@ -53,11 +58,15 @@ def _allow_sequence_parallel_norm(stack: Substitutions) -> None:
     build = torch_norm.WrappedTorchNorm.__new__
 
     def build_tagged(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        module: torch.nn.Module = build(cls, _Untouched(config), *args, **kwargs)
+        if config.layernorm_zero_centered_gamma and config.normalization != "RMSNorm":
+            build(cls, config, *args, **kwargs)  # Megatron's refusal says what is wrong.
+        module: Any = build(cls, _Untouched(config), *args, **kwargs)
+        if config.layernorm_zero_centered_gamma:
+            module = ZeroCentredRMSNorm(module.normalized_shape, eps=module.eps)
         if config.sequence_parallel:
             for parameter in module.parameters():
-                parameter.sequence_parallel = True  # type: ignore[attr-defined]
-        return module
+                parameter.sequence_parallel = True
+        return cast(torch.nn.Module, module)
 
     stack.replace(torch_norm.WrappedTorchNorm, "__new__", build_tagged)
 
@@ -71,3 +80,38 @@ def _skip_compiling_shipped_helpers(stack: Substitutions) -> None:
     except ImportError:
         return
     stack.replace(utils, "compile_helpers", lambda: None)
+
+
+def _let_adam_be_loaded(stack: Substitutions) -> None:
+    """Let a DistributedOptimizer over torch's own Adam be loaded from a checkpoint.
+
+    It reads the step of its state before there is any, and afterwards the step that was loaded stands in the
+    parameter groups only, where torch's Adam never looks: a resumed run would not be the run that was saved.
+    """
+    from megatron.core.optimizer import distrib_optimizer
+
+    if getattr(distrib_optimizer, "HAVE_APEX_OR_TE", True):
+        return
+    optimizer_class = distrib_optimizer.DistributedOptimizer
+    describe, load = optimizer_class.sharded_state_dict, optimizer_class.load_state_dict
+
+    def sharded_state_dict(self: Any, model: Any, is_loading: bool = False, **kwargs: Any) -> Any:
+        if is_loading and not self.is_stub_optimizer:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = self.optimizer.state[parameter]
+                    if not state:
+                        state["step"] = torch.zeros((), dtype=torch.float32)
+                        state["exp_avg"] = torch.zeros_like(parameter.data)
+                        state["exp_avg_sq"] = torch.zeros_like(parameter.data)
+        return describe(self, model, is_loading, **kwargs)
+
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        load(self, state_dict)
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if "step" in group:
+                    self.optimizer.state[parameter]["step"] = torch.tensor(float(group["step"]))
+
+    stack.replace(optimizer_class, "sharded_state_dict", sharded_state_dict)
+    stack.replace(optimizer_class, "load_state_dict", load_state_dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from muon_offload_cli.megatron.flags import megatron_flags
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.plain_torch import has_transformer_engine, plain_torch
 from muon_offload_cli.megatron.substitute import Substitutions
-from muon_offload_cli.offload.settings import OffloadSettings
-from muon_offload_cli.units import GIB, MIB
+from muon_offload_cli.planner.settings import offload_settings
 
 
 def choose_device(device: Device) -> str:
@@ -35,21 +33,6 @@ def choose_device(device: Device) -> str:
     if device is Device.cuda:
         raise wrong("device=cuda, but torch sees no GPU here.", "device=cpu", "device")
     return "cpu"
-
-
-def offload_settings(config: Config) -> OffloadSettings:
-    """Turn the config's units into one rank's settings; a node's budget is shared by its ranks."""
-    offload = config.offload
-    return OffloadSettings(
-        engine=offload.engine.name,
-        directory=None if offload.directory is None else Path(offload.directory),
-        chunk_bytes=round(offload.chunk_mb * MIB),
-        fraction=offload.fraction,
-        host_bytes=round(float(offload.host_memory_gb) * GIB) // config.launcher.ranks_per_node,
-        windows=offload.windows,
-        io_threads=offload.io_threads,
-        staging_bytes=round(offload.staging_mb * MIB),
-    )
 
 
 def train(config: Config, device: str, observer: Observer) -> None:

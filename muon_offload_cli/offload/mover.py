@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from muon_offload_cli.offload import lane as lanes
+from muon_offload_cli.offload.io_meter import IoMeter
 from muon_offload_cli.offload.lane import Lane
 from muon_offload_cli.offload.ordered_thread import OrderedThread
 from muon_offload_cli.offload.window import Window
@@ -24,9 +25,6 @@ from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.ring import Slot, StagingRing
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import MIB
-
-PIECE_BYTES = 8 * MIB
-"""Size of one disk request: the knee of the measured curves, see docs/lab-log.md."""
 
 HANDOVER_BYTES = 64 * MIB
 """Size of one copy between host and device: small enough to hand a window over as it empties."""
@@ -37,8 +35,7 @@ class Mover(ABC):
 
     def __init__(self, store: Store, device: torch.device) -> None:
         self.store = store
-        self.bytes_read = 0
-        self.bytes_written = 0
+        self.meter = IoMeter()
         self._up = Lane(device)
         self._down = Lane(device)
 
@@ -74,8 +71,8 @@ class AddressableMover(Mover):
         mark = None
         for start, end in _spans(extent.nbytes, HANDOVER_BYTES):
             emptied = window.wait_empty(turn, end)
-            mark = self._up.copy(window.memory[start:end], source[start:end], emptied)
-        self.bytes_read += extent.nbytes
+            with self.meter.request(read=end - start):
+                mark = self._up.copy(window.memory[start:end], source[start:end], emptied)
         return mark
 
     def save(self, extent: Extent, window: Window, turn: int, after: torch.cuda.Event | None) -> Future[None]:
@@ -83,11 +80,11 @@ class AddressableMover(Mover):
         target = as_bytes(self.store.view(extent))
         mark = None
         for start, end in _spans(extent.nbytes, HANDOVER_BYTES):
-            mark = self._down.copy(target[start:end], window.memory[start:end], after)
+            with self.meter.request(written=end - start):
+                mark = self._down.copy(target[start:end], window.memory[start:end], after)
             last = end == extent.nbytes
             window.empty_up_to(turn, window.memory.numel() if last else end, mark)
         lanes.wait(mark)
-        self.bytes_written += extent.nbytes
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -122,7 +119,6 @@ class StagedMover(Mover):
         self._readers = ThreadPoolExecutor(threads, thread_name_prefix="muon-read")
         self._writers = ThreadPoolExecutor(threads, thread_name_prefix="muon-write")
         self._arriving: deque[_Arrival] = deque()
-        self._counter = threading.Lock()
         self._dispatcher = OrderedThread("muon-dispatch", lambda: None, self._dispatch_failed)
 
     def prefetch(self, extent: Extent, after: Future[None] | None) -> None:
@@ -148,9 +144,8 @@ class StagedMover(Mover):
             arrival.pieces.put(failed)
 
     def _read(self, piece: Extent, slot: Slot) -> Slot:
-        self.store.read_into(piece, slot.memory[: piece.nbytes])
-        with self._counter:
-            self.bytes_read += piece.nbytes
+        with self.meter.request(read=piece.nbytes):
+            self.store.read_into(piece, slot.memory[: piece.nbytes])
         return slot
 
     def load(self, extent: Extent, window: Window, turn: int) -> torch.cuda.Event | None:
@@ -186,11 +181,10 @@ class StagedMover(Mover):
 
     def _write(self, piece: Extent, slot: Slot) -> None:
         try:
-            self.store.write_from(piece, slot.memory[: piece.nbytes])
+            with self.meter.request(written=piece.nbytes):
+                self.store.write_from(piece, slot.memory[: piece.nbytes])
         finally:
             self._write_ring.release(slot)
-        with self._counter:
-            self.bytes_written += piece.nbytes
 
     def abort(self) -> None:
         """Close both rings, which wakes every thread that waits for a staging buffer."""

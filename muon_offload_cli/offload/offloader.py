@@ -7,12 +7,13 @@ chunk, swept once a step, and synchronized before anyone reads the state from ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from muon_offload_cli.offload.mover import PIECE_BYTES, AddressableMover, Mover, StagedMover
+from muon_offload_cli.offload.io_meter import IoMeter
+from muon_offload_cli.offload.mover import AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
 from muon_offload_cli.offload.plan import (
     STATE_ITEM_BYTES,
@@ -26,12 +27,13 @@ from muon_offload_cli.offload.plan import (
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.offload.window import make_windows
 from muon_offload_cli.storage.direct import DirectStore
-from muon_offload_cli.storage.extent import ALIGNMENT, Extent, lay_out
+from muon_offload_cli.storage.extent import Extent, lay_out
 from muon_offload_cli.storage.mapped import MappedStore
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
-from muon_offload_cli.units import round_up
+
+type OpenStore = Callable[[Tier, OffloadSettings, int, bool], Store]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +60,19 @@ class StateOffloader:
         parameters: Shapes in the optimizer's order.
         settings: Engine, budgets, directory.
         device: Where the optimizer steps.
+        open_store: Makes the store of a tier, given the bytes it holds and whether to page-lock memory.
 
     Raises:
         UserError: The directory cannot be used or the state does not fit there; nothing is left behind.
     """
 
     def __init__(
-        self, parameters: Sequence[ParameterSpec], settings: OffloadSettings, device: torch.device
+        self,
+        parameters: Sequence[ParameterSpec],
+        settings: OffloadSettings,
+        device: torch.device,
+        *,
+        open_store: OpenStore | None = None,
     ) -> None:
         self.settings = settings
         self.plan: ChunkPlan = plan_chunks(
@@ -79,13 +87,20 @@ class StateOffloader:
         self._resources = ExitStack()
         with ExitStack() as guard:
             guard.callback(self._resources.close)
-            self._allocate(settings, device)
+            self._allocate(settings, device, open_store or _open_store)
             guard.pop_all()
         self.sweeps = 0
 
-    def _allocate(self, settings: OffloadSettings, device: torch.device) -> None:
+    def _allocate(self, settings: OffloadSettings, device: torch.device, open_store: OpenStore) -> None:
         pinned = device.type == "cuda"
         streamed = self.plan.of_tier(Tier.HOST, Tier.DISK)
+        # Device memory first: it is what may be missing, and it needs no undoing.
+        windows = make_windows(streamed, settings.windows, device)
+        self.window_bytes = sum(window.memory.numel() for window in windows)
+        self._gpu_images = {
+            chunk.index: torch.zeros(chunk.nbytes, dtype=torch.uint8, device=device)
+            for chunk in self.plan.of_tier(Tier.GPU)
+        }
         self._extents: dict[int, Extent] = {}
         self.stores: dict[Tier, Store] = {}
         self._movers: dict[Tier, Mover] = {}
@@ -96,15 +111,13 @@ class StateOffloader:
             extents = lay_out([chunk.nbytes for chunk in chunks])
             self._extents.update(zip((chunk.index for chunk in chunks), extents, strict=True))
             size = extents[-1].offset + extents[-1].nbytes
-            store = self._resources.enter_context(_open_store(tier, settings, size, pinned))
+            store = self._resources.enter_context(open_store(tier, settings, size, pinned))
             self.stores[tier] = store
-            self._movers[tier] = _make_mover(store, settings, device, pinned)
-        windows = make_windows(streamed, settings.windows, device)
-        self.window_bytes = sum(window.memory.numel() for window in windows)
-        self._gpu_images = {
-            chunk.index: torch.zeros(chunk.nbytes, dtype=torch.uint8, device=device)
-            for chunk in self.plan.of_tier(Tier.GPU)
-        }
+            self._movers[tier] = (
+                _make_staged(store, settings, device, pinned)
+                if tier is Tier.DISK and settings.engine == "disk"
+                else AddressableMover(store, device)
+            )
         self._pipeline = Pipeline(streamed, self._extents, self._movers, windows, device)
         self._resources.callback(self._pipeline.close)
 
@@ -115,6 +128,8 @@ class StateOffloader:
             load: Bring the present bytes first; False gives zeros, for masters that are being born.
         """
         for chunk in self.plan.of_tier(Tier.GPU):
+            if not load:
+                self._gpu_images[chunk.index].zero_()
             yield self._state(chunk, self._gpu_images[chunk.index])
         for chunk, image in self._pipeline.sweep(load=load):
             if not load:
@@ -127,16 +142,33 @@ class StateOffloader:
         Work that the caller enqueues on the current stream between two visits is part of the first.
 
         Raises:
-            OSError: A read or a write failed, with path and errno.
+            StoreError: A read or a write failed, with path and errno.
         """
         yield from self.fill(load=True)
         self.sweeps += 1
 
+    def prefetch(self) -> None:
+        """Begin fetching for the next sweep, so that it happens while forward and backward run."""
+        self._pipeline.prefetch()
+
+    @contextmanager
+    def written_outside(self) -> Iterator[None]:
+        """Let the caller write state through the views of `resting` while the context is entered.
+
+        Raises:
+            StoreError: The bytes written could not be brought to the drive.
+        """
+        self.synchronize()
+        self._pipeline.forget()
+        yield
+        for store in self.stores.values():
+            store.flush()
+
     def resting(self) -> list[ChunkState]:
         """Return CPU views (device views for the GPU tier) of all state where it lies between steps.
 
-        They show current values after `synchronize`. Writing through them is lost if the chunk has been
-        read ahead: use `fill(load=True)`.
+        They show current values after `synchronize`. Write through them only inside `written_outside`: a
+        chunk that has been read ahead would not see it.
         """
         return [self._resting(chunk) for chunk in self.plan.chunks]
 
@@ -148,8 +180,11 @@ class StateOffloader:
         def view(parameter: int, slot: Slot) -> torch.Tensor:
             # A storage of the tensor's own size: Megatron's checkpoint writer clones tensors whose storage
             # is larger than themselves.
+            shape = self._parameters[parameter].shape
+            if not slot.nbytes:
+                return torch.empty(shape)
             own = memory[slot.offset : slot.offset + slot.nbytes]
-            return torch.frombuffer(own, dtype=torch.float32).view(self._parameters[parameter].shape)
+            return torch.frombuffer(own, dtype=torch.float32).view(shape)
 
         return _chunk_state(chunk, view)
 
@@ -159,25 +194,37 @@ class StateOffloader:
 
     @property
     def wait_s(self) -> float:
-        """Seconds so far in which the training thread waited for copies or the disk."""
-        return self._pipeline.wait_s
+        """Seconds so far in which the device stood still for data to arrive."""
+        return self._pipeline.stall.seconds
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from disk so far."""
-        return sum(mover.bytes_read for mover in self._movers.values() if mover.store.on_disk)
+        return sum(meter.bytes_read for meter in self._disk_meters())
 
     @property
     def bytes_written(self) -> int:
         """Bytes written to disk so far."""
-        return sum(mover.bytes_written for mover in self._movers.values() if mover.store.on_disk)
+        return sum(meter.bytes_written for meter in self._disk_meters())
+
+    @property
+    def io_busy_s(self) -> float:
+        """Seconds so far in which a request to the disk was under way."""
+        return sum(meter.busy_s for meter in self._disk_meters())
+
+    def _disk_meters(self) -> list[IoMeter]:
+        return [mover.meter for mover in self._movers.values() if mover.store.on_disk]
 
     def stored_bytes(self, tier: Tier) -> int:
         """Bytes that `tier` holds between steps, alignment included."""
         return self.plan.bytes_of(tier)
 
     def close(self) -> None:
-        """Stop all threads, release memory, and with it the file that has no name."""
+        """Stop all threads, release memory, and with it the file that has no name.
+
+        Raises:
+            StoreError: The last write-back failed; everything is released all the same.
+        """
         self._resources.close()
 
     def _state(self, chunk: Chunk, image: torch.Tensor) -> ChunkState:
@@ -212,12 +259,7 @@ def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) 
     return DirectStore(settings.directory, size)
 
 
-def _make_mover(store: Store, settings: OffloadSettings, device: torch.device, pinned: bool) -> Mover:
-    if not isinstance(store, DirectStore):
-        return AddressableMover(store, device)
-    largest = settings.chunk_bytes or PIECE_BYTES
-    piece_bytes = round_up(min(PIECE_BYTES, largest, store.size), ALIGNMENT)
-    # Half of the ring reads, half writes; more buffers than there are pieces would never be used.
-    slots = max(1, min(settings.staging_bytes // piece_bytes // 2, -(-store.size // piece_bytes)))
+def _make_staged(store: Store, settings: OffloadSettings, device: torch.device, pinned: bool) -> Mover:
+    slots, piece_bytes = settings.staging_rings(store.size)
     rings = [StagingRing(slots, piece_bytes, pin=pinned) for _ in range(2)]
     return StagedMover(store, device, rings[0], rings[1], settings.io_threads)

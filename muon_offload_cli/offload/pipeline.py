@@ -7,8 +7,8 @@ error at its next wait, and every other thread is woken.
 
 from __future__ import annotations
 
+import atexit
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +20,7 @@ from muon_offload_cli.offload import lane as lanes
 from muon_offload_cli.offload.mover import Mover
 from muon_offload_cli.offload.ordered_thread import OrderedThread
 from muon_offload_cli.offload.plan import Chunk, Tier
+from muon_offload_cli.offload.stall_clock import StallClock
 from muon_offload_cli.offload.window import Window
 from muon_offload_cli.storage.extent import Extent
 
@@ -67,7 +68,9 @@ class Pipeline:
         self._download = OrderedThread("muon-download", enter, self._fail)
         self._upcoming: deque[_Visit] = deque()
         self._sweeps = 0
-        self.wait_s = 0.0
+        self.stall = StallClock(device)
+        # A daemon thread that is inside torch when the interpreter ends aborts the process.
+        atexit.register(self._stop)
 
     def sweep(self, *, load: bool = True) -> Iterator[tuple[Chunk, torch.Tensor]]:
         """Visit every chunk once, in alternating order, and write each one back after its visit.
@@ -80,16 +83,40 @@ class Pipeline:
             enqueued on the current stream before asking for the next chunk is written back.
 
         Raises:
-            OSError: A read or a write failed; the original error of the thread.
+            StoreError: A read or a write failed; the original error of the thread.
+            RuntimeError: An earlier sweep was left before its end, so that no chunk can follow.
         """
         if not self._upcoming:
             self._request_all(load=load)
         for _ in range(len(self._upcoming)):
             visit = self._upcoming.popleft()
+            self.stall.begin()
             lanes.compute_waits_for(self._wait(visit.arrived), self._device)
-            yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
+            self.stall.end()
+            try:
+                yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
+            except BaseException:
+                # Its window would never be handed over: whoever sweeps again must hear of it, not hang.
+                self._fail(RuntimeError(f"a sweep was left at chunk {visit.chunk.index}, before its end"))
+                raise
             self._write_back(visit, lanes.mark_compute(self._device))
-        self._request_all(load=True)
+
+    def prefetch(self) -> None:
+        """Begin fetching for the next sweep, unless that has begun already."""
+        if not self._upcoming:
+            self._request_all(load=True)
+
+    def forget(self) -> None:
+        """Drop what was fetched and what the windows hold: the tiers were written from outside.
+
+        Call `synchronize` before the tiers are written.
+        """
+        while self._upcoming:
+            visit = self._upcoming.popleft()
+            lanes.wait(self._wait(visit.arrived))
+            visit.window.empty_up_to(visit.turn, visit.window.memory.numel(), None)
+        for window in self._windows:
+            window.holds = None
 
     def synchronize(self) -> None:
         """Block until all write-back is done; afterwards every tier holds the current bytes."""
@@ -102,10 +129,20 @@ class Pipeline:
             raise self._error
 
     def close(self) -> None:
-        """Stop all threads; work in flight is abandoned if the pipeline failed."""
-        if self._error is None:
-            self.synchronize()
-        self._wake()
+        """Stop all threads; work in flight is abandoned if the pipeline failed.
+
+        Raises:
+            StoreError: The write-back that was still under way failed; everything is stopped all the same.
+        """
+        try:
+            if self._error is None:
+                self.synchronize()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        atexit.unregister(self._stop)
+        self._fail(RuntimeError("the offloader is closed"))
         self._upload.stop()
         self._download.stop()
         for mover in self._movers.values():
@@ -115,8 +152,7 @@ class Pipeline:
         """Request every chunk of the next sweep, forward and backward in turn.
 
         What the windows still hold is used first and not fetched again. The copying threads take each
-        request as soon as its window and a staging buffer are free, so fetching for the next step begins
-        while forward and backward run.
+        request as soon as its window and a staging buffer are free.
         """
         self.check()
         order = self._chunks if self._sweeps % 2 == 0 else self._chunks[::-1]
@@ -152,8 +188,13 @@ class Pipeline:
         mover = self._movers[visit.chunk.tier]
         extent = self._extents[visit.chunk.index]
         done: Future[None] = Future()
+        earlier = self._written.get(visit.chunk.index)
 
         def leave() -> None:
+            if earlier is not None:
+                # A chunk that stayed in its window over the turn of two sweeps may still be on its way to
+                # disk; two writes of one extent have no order of their own.
+                earlier.result()
             stored = mover.save(extent, visit.window, visit.turn, after)
             stored.add_done_callback(lambda future: self._finish(done, future))
 
@@ -172,17 +213,15 @@ class Pipeline:
                 done.set_result(None)
 
     def _wait[T](self, future: Future[T] | None) -> T | None:
-        """Wait for a future of this pipeline and count the time; raise the pipeline's error if it failed."""
+        """Wait for a future of this pipeline; raise the pipeline's error if it failed."""
         if future is None:
             return None
-        started = time.perf_counter()
         while not future.done():
             self.check()
             try:
                 future.exception(timeout=0.2)
             except TimeoutError:
                 continue
-        self.wait_s += time.perf_counter() - started
         self.check()
         return future.result()
 

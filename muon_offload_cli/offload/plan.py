@@ -145,6 +145,12 @@ def plan_chunks(
     )
 
 
+def window_sizes(chunks: Sequence[Chunk], count: int) -> list[int]:
+    """Return the bytes of each window; number i of the streamed chunks uses window ``i % count``."""
+    count = min(count, len(chunks))
+    return [max(chunk.nbytes for chunk in chunks[start::count]) for start in range(count)]
+
+
 def _image_bytes(parameter: ParameterSpec) -> int:
     return 2 * round_up(parameter.numel * STATE_ITEM_BYTES, STATE_ALIGNMENT)
 
@@ -165,7 +171,8 @@ def _lay_out(index: int, members: list[int], parameters: Sequence[ParameterSpec]
         parameters=tuple(members),
         masters=rows[0],
         momenta=rows[1],
-        nbytes=round_up(cursor, CHUNK_ALIGNMENT),
+        # Never empty: the turns of a window are handed over by bytes.
+        nbytes=round_up(max(cursor, 1), CHUNK_ALIGNMENT),
         tier=tier,
     )
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from muon_offload_cli.units import MIB
+from muon_offload_cli.units import MIB, round_up
+
+PIECE_BYTES = 8 * MIB
+"""Size of one disk request: the knee of the measured curves, see docs/lab-log.md."""
+
+PIECE_ALIGNMENT = 4096
+"""Bytes; a request's size is a multiple, as direct I/O needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,3 +37,16 @@ class OffloadSettings:
     windows: int = 3
     io_threads: int = 8
     staging_bytes: int = 192 * MIB
+
+    def staging_rings(self, stored_bytes: int) -> tuple[int, int]:
+        """Return buffers and bytes of each for one of the two staging rings, which read and write.
+
+        Args:
+            stored_bytes: Size of the store that they serve; more buffers than it has pieces are never used.
+        """
+        piece_bytes = round_up(
+            min(PIECE_BYTES, self.chunk_bytes or PIECE_BYTES, stored_bytes), PIECE_ALIGNMENT
+        )
+        return max(
+            1, min(self.staging_bytes // piece_bytes // 2, -(-stored_bytes // piece_bytes))
+        ), piece_bytes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from muon_offload_cli.offload.plan import Chunk
+from muon_offload_cli.offload.plan import Chunk, window_sizes
 
 
 class Window:
@@ -76,5 +76,4 @@ def make_windows(chunks: Sequence[Chunk], count: int, device: torch.device) -> l
     Each window is as large as the largest chunk that uses it, so that one large parameter does not cost its
     size `count` times.
     """
-    count = min(count, len(chunks))
-    return [Window(max(chunk.nbytes for chunk in chunks[start::count]), device) for start in range(count)]
+    return [Window(nbytes, device) for nbytes in window_sizes(chunks, count)]

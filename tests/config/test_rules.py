@@ -17,6 +17,7 @@ from muon_offload_cli.config.rules import (
     MachineFacts,
     MegatronFacts,
     ParameterFacts,
+    PlannedFacts,
     Rule,
     all_rules,
     check,
@@ -35,7 +36,7 @@ NS_WITHOUT_QUINTIC = MachineFacts(
     megatron=MegatronFacts(newton_schulz={"quintic": frozenset(), "cans": frozenset({5})})
 )
 LARGE_PARAMETER = MachineFacts(
-    largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20)
+    planned=PlannedFacts(largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20))
 )
 
 
@@ -46,7 +47,9 @@ def on_disk(**changes: object) -> MachineFacts:
         "exists": False,
         "mount_point": Path("/d"),
     }
-    return MachineFacts(directory=DirectoryFacts(**(values | changes)), needed_bytes=1000)  # type: ignore[arg-type]
+    return MachineFacts(
+        directory=DirectoryFacts(**(values | changes)), planned=PlannedFacts(needed_bytes=1000)
+    )  # type: ignore[arg-type]
 
 
 @dataclass
@@ -124,8 +127,14 @@ CASES = [
     ),
     Case("learning-rate", "optimizer.min_lr=0.1", "optimizer.min_lr=0.001"),
     Case("learning-rate", "optimizer.lr_warmup_steps=30", "optimizer.lr_warmup_steps=29"),
-    Case("chunk-parameter", "offload.chunk_mb=0.25", "offload.chunk_mb=0.5", level=Level.WARNING),
-    Case("chunk-parameter", "offload.chunk_mb=0.25", "offload=none", level=Level.WARNING),
+    Case(
+        "chunk-parameter",
+        "offload.chunk_mb=1.5",
+        "offload=none",
+        LARGE_PARAMETER,
+        LARGE_PARAMETER,
+        level=Level.WARNING,
+    ),
     Case(
         "chunk-parameter",
         "offload.chunk_mb=1.5",
@@ -134,7 +143,6 @@ CASES = [
         LARGE_PARAMETER,
         level=Level.WARNING,
     ),
-    Case("chunk-parameter", "model=gpt_2b9", "model=gpt_2b9 offload.chunk_mb=448", level=Level.WARNING),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=1"),
     Case("staging", "offload.chunk_mb=64 offload.staging_mb=15", "offload.chunk_mb=64 offload.staging_mb=16"),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=0.5 offload=mapped"),
@@ -578,7 +586,7 @@ def test_a_disk_that_is_too_small_is_told_with_path_needed_and_free_and_does_not
         directory=DirectoryFacts(
             path=Path("/m/s"), nearest=Path("/m"), mount_point=Path("/m"), free_bytes=2**26
         ),
-        needed_bytes=2**28,
+        planned=PlannedFacts(needed_bytes=2**28),
     )
     (problem,) = refuses(check(composition.config, composition.written, facts))
     assert problem.exit_code == 3

@@ -24,6 +24,7 @@ from muon_offload_cli.config.rules.facts import (
     MachineFacts,
     MegatronFacts,
     ParameterFacts,
+    PlannedFacts,
 )
 from muon_offload_cli.config.rules.registry import Rule, as_note
 from muon_offload_cli.config.schema import Config
@@ -35,6 +36,7 @@ __all__ = [
     "MachineFacts",
     "MegatronFacts",
     "ParameterFacts",
+    "PlannedFacts",
     "Rule",
     "all_rules",
     "check",

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.family import is_muon
-from muon_offload_cli.config.rules.matrices import largest_matrix
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import LARGEST, in_range
 from muon_offload_cli.config.schema import Config, Engine
@@ -106,7 +105,7 @@ def chunk_parameter(config: Config, written: Set[str], facts: MachineFacts) -> I
     chunk_mb = config.offload.chunk_mb
     if config.offload.engine is Engine.none or not is_muon(config.optimizer) or not in_range(chunk_mb, 0):
         return
-    largest = facts.largest_parameter or largest_matrix(config)
+    largest = facts.planned.largest_parameter
     if largest is not None and 0 < chunk_mb * MIB < largest.state_bytes:
         shape = " x ".join(map(str, largest.shape))
         yield Problem(

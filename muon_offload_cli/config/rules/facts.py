@@ -64,6 +64,19 @@ class ParameterFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedFacts:
+    """What the plan of the run says.
+
+    Attributes:
+        needed_bytes: Bytes that all ranks of this node will reserve in the offload directory.
+        largest_parameter: The largest matrix that Muon steps.
+    """
+
+    needed_bytes: int | None = None
+    largest_parameter: ParameterFacts | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronFacts:
     """The software that would train, as its probe found it (`megatron.probe.ProbeAnswer` says more).
 
@@ -102,8 +115,7 @@ class MachineFacts:
         working_directory: Folder that the command was started in.
         directory: The offload directory; None if no engine uses one or it could not be chosen.
         files: Data files of the config by path as given.
-        needed_bytes: Bytes that all ranks of this node will reserve in the offload directory.
-        largest_parameter: The largest matrix, if it was planned; else it is worked out from the model.
+        planned: What the plan says; the empty instance if there is none.
         cuda_available: Whether torch sees a GPU.
         num_gpus: GPUs that torch sees.
         megatron: The software that would train.
@@ -115,8 +127,7 @@ class MachineFacts:
     working_directory: Path | None = None
     directory: DirectoryFacts | None = None
     files: Mapping[str, FileFacts] = field(default_factory=dict)
-    needed_bytes: int | None = None
-    largest_parameter: ParameterFacts | None = None
+    planned: PlannedFacts = PlannedFacts()
     cuda_available: bool | None = None
     num_gpus: int | None = None
     megatron: MegatronFacts | None = None

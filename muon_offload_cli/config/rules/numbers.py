@@ -53,6 +53,8 @@ _NOT_NEGATIVE = {
     "model.moe.aux_loss_coeff": 0.0,
 }
 _POSITIVE = {
+    "cluster.read_gb_s": 2.0,
+    "cluster.write_gb_s": 2.0,
     "optimizer.lr": 3e-4,
     "optimizer.adam_eps": 1e-8,
     "offload.staging_mb": 192,
@@ -98,7 +100,11 @@ def node_rank(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         )
 
 
-@rule(name="meeting-point", reason="Several machines can only meet at an address that all of them know.")
+@rule(
+    name="meeting-point",
+    reason="Several machines can only meet at an address that all of them know.",
+    machine=True,
+)
 def meeting_point(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Require address and port of node 0 for more than one node."""
     if config.launcher.nodes <= 1:

@@ -9,11 +9,9 @@ from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import LARGEST, count_of, has_flag, setting
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.vocabulary import vocabulary_size
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.topology import Topology
-
-# Token ids of byte data: 256 bytes and an end of document.
-BYTE_VOCABULARY = 257
 
 
 def topology_of(config: Config) -> Topology:
@@ -268,7 +266,7 @@ def vocabulary_padding(config: Config, written: Set[str], facts: MachineFacts) -
     for flag in ("no_pad_vocab_size", "disable_pad_vocab_size"):
         if not has_flag(config, flag) or tp < 1 or (size is not None and size < 1):
             continue
-        rows = BYTE_VOCABULARY if size is None else size
+        rows = vocabulary_size(config)
         if rows % tp:
             yield Problem(
                 what=f"megatron.args.{flag} leaves {rows} rows of the vocabulary, no multiple of "

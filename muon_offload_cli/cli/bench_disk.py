@@ -1,0 +1,161 @@
+"""``muon-offload bench-disk``: what a drive moves with the engine's kind of requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from muon_offload_cli.errors import UserError, does_not_fit, wrong
+
+MODULE = "muon_offload_cli.storage.drive_probe"
+
+LARGEST_PART = 10
+"""The file takes at most one part in this many of what is free."""
+
+SMALLEST_MIB = 64
+
+
+def bench_disk(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="A folder on the drive, as offload.directory.")
+    ],
+    size_mb: Annotated[int, typer.Option("--size-mb", help="MiB of the file that is used.", min=1)] = 1024,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Of each measurement; there are some forty.", min=0.01, max=60)
+    ] = 0.3,
+    json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
+) -> None:
+    """Measure a drive: reads, writes and both at once, by request size and threads.
+
+    The file has no name, so nothing is left behind, whatever happens. What is found is kept for disk-plan.
+    """
+    import json as text
+
+    lines = _run(_checked(directory, size_mb), seconds)
+    about, cases = lines[0], [line for line in lines if "way" in line]
+    record, kept = _keep(directory, cases)
+    if json:
+        typer.echo(text.dumps({"about": about, "cases": cases, "kept": record, "file": kept}, indent=1))
+        return
+    _show(directory, about, cases)
+    rates = f"{record['read'] / 1e9:.2f} GB/s read and {record['written'] / 1e9:.2f} GB/s written at once"
+    typer.echo(
+        f"{rates}, {record['threads']} + {record['threads']} threads of 8 MiB"
+        + (f"; kept in {kept}" * bool(kept))
+    )
+
+
+def _checked(directory: Path, size_mb: int) -> list[str]:
+    """Return the probe's arguments; refuses what is no drive, and a drive that is nearly full."""
+    from muon_offload_cli.machine.filesystem import inspect
+    from muon_offload_cli.units import MIB, format_bytes
+
+    if not directory.is_absolute():
+        raise wrong(f"{directory} is no absolute path.", f"muon-offload bench-disk {directory.absolute()}")
+    try:
+        mount = inspect(directory)
+    except (OSError, ValueError) as error:
+        raise wrong(f"{directory} cannot be looked at: {error}.") from error
+    if mount.is_memory:
+        raise does_not_fit(f"{directory} is on {mount.mount_point} ({mount.kind}): memory, not a drive.")
+    if not mount.writable:
+        raise does_not_fit(f"{directory} is not writable by this user, or is no folder.")
+    size = min(size_mb, mount.free_bytes // LARGEST_PART // MIB)
+    if size < SMALLEST_MIB:
+        raise does_not_fit(
+            f"{mount.mount_point} has {format_bytes(mount.free_bytes)} free; at least "
+            f"{format_bytes(SMALLEST_MIB * LARGEST_PART * MIB)} are wanted, so that the drive is not filled.",
+            f"free some room, or --size-mb {SMALLEST_MIB} or more",
+        )
+    return [str(directory), "--size-mib", str(size)]
+
+
+def _run(arguments: list[str], seconds: float) -> list[dict[str, Any]]:
+    """Run the probe in a process of its own: storage is the trainer's side."""
+    import json as text
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", MODULE, *arguments, "--seconds", str(seconds)]
+    lines: list[dict[str, Any]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout or ():
+                lines.append(text.loads(line))
+        finally:
+            process.terminate()
+    if not lines or "done" not in lines[-1]:
+        from muon_offload_cli.errors import Problem
+
+        found = lines[-1].get("problems", []) if lines else []
+        raise UserError(
+            problems=[
+                Problem(
+                    what=problem["what"],
+                    fix=problem.get("fix", ""),
+                    exit_code=int(problem.get("exit_code", 3)),
+                )
+                for problem in found
+            ]
+            or [Problem(what=f"the measurement ended early (exit code {process.returncode}).", exit_code=3)]
+        )
+    return lines
+
+
+def _keep(directory: Path, cases: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Keep what was measured with the engine's own requests; returns the record and the file."""
+    import socket
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+
+    from muon_offload_cli.machine.drives import DriveRecord, remember
+    from muon_offload_cli.machine.filesystem import inspect
+    from muon_offload_cli.units import MIB
+
+    both = [case for case in cases if case["way"] == "both"]
+    # The engine asks for 8 MiB with 8 threads a direction; on a small file, the nearest that was measured.
+    best = min(both, key=lambda case: (abs(case["request_bytes"] - 8 * MIB), abs(case["threads"] - 8)))
+    record = DriveRecord(
+        host=socket.gethostname(),
+        mount_point=inspect(directory).mount_point,
+        read=best["read"],
+        written=best["written"],
+        request_bytes=best["request_bytes"],
+        threads=best["threads"],
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    try:
+        return asdict(record), str(remember(record))
+    except OSError:
+        # A home that cannot be written to is no reason to lose the measurement.
+        return asdict(record), ""
+
+
+def _show(directory: Path, about: dict[str, Any], cases: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from muon_offload_cli.cli.train_view import make_console
+    from muon_offload_cli.units import format_bytes
+
+    console = make_console()
+    how = (
+        "direct I/O" if about["direct"] else "buffered I/O (O_DIRECT is refused here): mostly memory's speed"
+    )
+    console.print(f"{directory}: {how}, a file of {format_bytes(about['size'])}")
+    table = Table(box=None, pad_edge=False)
+    for title in ("request", "threads", "read", "write", "both: read", "both: write"):
+        table.add_column(title, justify="right")
+    rows: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for case in cases:
+        rows.setdefault((case["request_bytes"], case["threads"]), {})[case["way"]] = case
+    for (request, threads), ways in rows.items():
+        rates = (
+            ways["read"]["read"],
+            ways["write"]["written"],
+            ways["both"]["read"],
+            ways["both"]["written"],
+        )
+        table.add_row(format_bytes(request), str(threads), *(f"{rate / 1e9:.2f} GB/s" for rate in rates))
+    console.print(table)

@@ -1,0 +1,194 @@
+"""``muon-offload disk-plan``: what a run will put where, whether it fits, and what a step will wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muon_offload_cli.cli.check_config import RecipeDirectories, Words
+from muon_offload_cli.errors import wrong
+
+if TYPE_CHECKING:
+    from muon_offload_cli.config.schema import Config
+    from muon_offload_cli.planner.cost import Bandwidth
+    from muon_offload_cli.planner.fit import Fit
+    from muon_offload_cli.planner.plan import Planner, RunPlan
+
+PICTURES = (".svg", ".html", ".png")
+
+
+def disk_plan(
+    words: Words = None,
+    recipe_dir: RecipeDirectories = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, sizes in bytes.")] = False,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Build Megatron's modules too, and compare tensor by tensor."),
+    ] = False,
+    ranks: Annotated[
+        str | None,
+        typer.Option("--ranks", metavar="0,3", help="Ranks for --exact; one of each kind by default."),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option("--bandwidth", metavar="READ,WRITE", help="What a node's drives move, in GB/s."),
+    ] = None,
+    forward_backward: Annotated[
+        float | None,
+        typer.Option(
+            "--forward-backward", metavar="SECONDS", help="What a step takes outside the optimizer."
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="FOLDER", help="An earlier run whose metrics say so."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the plan: .svg, .html or .png.")
+    ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Judge against this machine, whatever cluster the recipe names.")
+    ] = False,
+) -> None:
+    """Plan a run byte for byte without starting it.
+
+    Exits with 0 (fits), 1 (--exact found a difference), 2 (the request is wrong) or 3 (it does not fit).
+    """
+    from muon_offload_cli.cli.disk_plan_view import as_json, figures, show
+    from muon_offload_cli.cli.exact import compare_with_megatron
+    from muon_offload_cli.planner.cost import parse_bandwidth, step_cost
+
+    given = parse_bandwidth(bandwidth) if bandwidth is not None else None
+    compute = _compute_seconds(forward_backward, run)
+    _check_plot(plot)
+    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here)
+    plan = planner.plan()
+    fit = _fit(config, planner, plan)
+    known = given or _known_bandwidth(config)
+    cost = step_cost(plan.heaviest_node, known, compute) if known is not None else None
+    differences = compare_with_megatron(config, planner, ranks) if exact else None
+    lines = figures(config, plan, fit, known, cost)
+    if plot is not None:
+        _draw(plot, plan, f"muon-offload disk-plan recipe={config.recipe}", lines)
+    if json:
+        typer.echo(as_json(config, plan, fit, known, cost, differences))
+    else:
+        show(plan, fit, lines, remarks, differences)
+    if differences is not None and differences.found:
+        raise typer.Exit(1)
+    raise typer.Exit(0 if fit.fits or not judged else 3)
+
+
+def _prepare(
+    words: list[str], directories: list[Path], here: bool
+) -> tuple[Config, Planner, list[object], bool]:
+    """Compose, refuse what check-config refuses, and take the inventory.
+
+    Returns:
+        Config, planner, remarks of the rules, and whether the verdict counts on this machine.
+    """
+    from muon_offload_cli.cli.planning import layers_of, settle_host_memory
+    from muon_offload_cli.config.compose import compose
+    from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+    from muon_offload_cli.config.locations import find_recipes
+    from muon_offload_cli.config.overrides import split_recipe
+    from muon_offload_cli.config.probing import needs_probe
+    from muon_offload_cli.config.rules import check, refuses
+    from muon_offload_cli.errors import UserError
+    from muon_offload_cli.planner.plan import Planner
+
+    recipe, overrides = split_recipe(words, find_recipes(directories))
+    composition = compose(recipe, overrides, directories)
+    config = composition.config
+    settle_host_memory(config)
+    judged = here or config.cluster.name == "local"
+    # Room on the drive is judged below, with the plan.
+    facts = gather_facts(config, probe=needs_probe(config, here=judged))
+    problems = check(config, composition.written, facts, here=judged)
+    refused = refuses(problems)
+    if refused:
+        raise UserError(problems=refused)
+    resolve_directory(config)
+    return config, Planner(config, layers_of(config)), list(problems), judged
+
+
+def _fit(config: Config, planner: Planner, plan: RunPlan) -> Fit:
+    from muon_offload_cli.cli.planning import headroom_bytes
+    from muon_offload_cli.machine.drives import local_mounts
+    from muon_offload_cli.machine.filesystem import inspect
+    from muon_offload_cli.planner.fit import Place, judge_fit
+    from muon_offload_cli.planner.settings import offload_settings
+
+    settings = offload_settings(config)
+    mount = inspect(settings.directory) if plan.heaviest_node.disk_bytes and settings.directory else None
+    here = 0
+    saved = config.checkpoint.directory
+    if mount is not None and saved is not None and config.checkpoint.optimizer:
+        if inspect(Path(saved).absolute()).mount_point == mount.mount_point:
+            # Megatron removes no earlier checkpoint.
+            here = max(1, config.train.steps // (config.checkpoint.interval or config.train.steps))
+    place = Place(mount=mount, others=local_mounts(), headroom_bytes=headroom_bytes(), checkpoints_here=here)
+    return judge_fit(plan, place, settings, planner.plan)
+
+
+def _known_bandwidth(config: Config) -> Bandwidth | None:
+    """Return what was measured of the directory's filesystem, else what the cluster's file says."""
+    from muon_offload_cli.machine.drives import recall
+    from muon_offload_cli.machine.filesystem import inspect
+    from muon_offload_cli.planner.cost import GB, Bandwidth
+
+    directory, cluster = config.offload.directory, config.cluster
+    if directory is not None and (record := recall(inspect(Path(directory)).mount_point)) is not None:
+        source = f"measured on {record.mount_point}, {record.measured[:10]}"
+        return Bandwidth(read=record.read, written=record.written, source=source)
+    if cluster.read_gb_s and cluster.write_gb_s:
+        return Bandwidth(
+            read=cluster.read_gb_s * GB,
+            written=cluster.write_gb_s * GB,
+            source=f"cluster={cluster.name}",
+        )
+    return None
+
+
+def _compute_seconds(given: float | None, run: Path | None) -> float | None:
+    from muon_offload_cli.planner.seen import compute_seconds
+
+    if given is not None and not 0 <= given < float("inf"):
+        raise wrong(f"--forward-backward {given:g} is no time in seconds.", "--forward-backward 2.5")
+    if given is not None and run is not None:
+        raise wrong("--forward-backward and --run say the same thing twice.", "leave one of them out")
+    return compute_seconds(run) if run is not None else given
+
+
+def _check_plot(plot: Path | None) -> None:
+    import importlib.util
+
+    if plot is None:
+        return
+    if plot.suffix not in PICTURES:
+        raise wrong(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.", f"--plot {plot.stem}.svg")
+    if not plot.parent.is_dir():
+        raise wrong(f"--plot {plot}: there is no folder {plot.parent}.", f"mkdir -p {plot.parent}")
+    if plot.suffix == ".png" and importlib.util.find_spec("cairosvg") is None:
+        raise wrong(
+            f"--plot {plot}: PNG needs the package cairosvg, which is not installed.",
+            f"--plot {plot.with_suffix('.svg')}, or: pip install cairosvg",
+        )
+
+
+def _draw(plot: Path, plan: RunPlan, title: str, lines: list[tuple[str, str]]) -> None:
+    from muon_offload_cli.planner.picture import html, svg
+
+    try:
+        if plot.suffix == ".png":
+            import importlib
+
+            importlib.import_module("cairosvg").svg2png(
+                bytestring=svg(plan, title).encode(), write_to=str(plot)
+            )
+        else:
+            plot.write_text(html(plan, title, lines) if plot.suffix == ".html" else svg(plan, title))
+    except OSError as error:
+        raise wrong(f"--plot {plot} cannot be written: {error.strerror}.", "--plot plan.svg") from error

@@ -1,0 +1,67 @@
+"""Planning on behalf of commands: what Megatron will build from, and what a run needs on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Set
+from pathlib import Path
+
+from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedFacts, check, refuses
+from muon_offload_cli.config.rules.directory import uses_directory
+from muon_offload_cli.config.schema import Config, Device, Engine
+from muon_offload_cli.errors import UserError
+from muon_offload_cli.machine import memory
+from muon_offload_cli.machine.devices import gpu_count
+from muon_offload_cli.planner.pipeline import argument
+from muon_offload_cli.planner.plan import Planner
+from muon_offload_cli.planner.settings import AUTO, resolve_host_memory
+from muon_offload_cli.planner.tensors import Layers
+
+
+def layers_of(config: Config) -> Layers:
+    """Return what Megatron will build layers from here; looks whether Transformer Engine is installed."""
+    on_gpu = config.device is Device.cuda or (
+        config.device is Device.auto and gpu_count() >= config.launcher.ranks_per_node
+    )
+    local = argument(config, "transformer_impl") == "local"
+    if on_gpu and not local and importlib.util.find_spec("transformer_engine") is not None:
+        return Layers.TRANSFORMER_ENGINE
+    return Layers.LOCAL
+
+
+def settle_host_memory(config: Config) -> None:
+    """Turn ``offload.host_memory_gb=auto`` into what this machine has for it."""
+    if config.offload.host_memory_gb == AUTO:
+        resolve_host_memory(config, headroom_bytes())
+
+
+def headroom_bytes() -> int:
+    """Return how much host memory this job could still take here."""
+    return memory.inspect(Path("/")).headroom_bytes
+
+
+def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
+    """Return what the rules need to know of the plan.
+
+    Args:
+        config: The composed run, ``offload.host_memory_gb`` a number.
+        written: Keys that the user wrote.
+
+    Returns:
+        Facts that know nothing where no engine moves state, or the request is wrong and there is nothing to
+        plan.
+    """
+    if config.offload.engine is Engine.none or refuses(check(config, written, MachineFacts(), here=False)):
+        return PlannedFacts()
+    try:
+        plan = Planner(config, layers_of(config)).plan()
+    except UserError:
+        # Not every layout that Megatron takes can be planned; `disk-plan` says which.
+        return PlannedFacts()
+    largest = plan.largest
+    return PlannedFacts(
+        needed_bytes=plan.nodes[config.launcher.node_rank].disk_bytes if uses_directory(config) else None,
+        largest_parameter=None
+        if largest is None
+        else ParameterFacts(name=largest.name, shape=largest.shape, state_bytes=largest.state_bytes),
+    )

@@ -1,0 +1,19 @@
+"""How many tokens a model knows; read by the flags of a run and by the planner alike."""
+
+from __future__ import annotations
+
+from muon_offload_cli.config.schema import Config, DataSource
+
+BYTE_VOCABULARY = 257
+"""Token ids of text data: a byte each, and the end of a document, which the null tokenizer puts last."""
+
+MOCK_VOCABULARY = 32000
+"""Vocabulary of ``data=mock`` where the model names none; any size will do."""
+
+
+def vocabulary_size(config: Config) -> int:
+    """Return the number of tokens before Megatron pads it: the model's own, else the data source's."""
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    byte_tokens = config.data.source in (DataSource.stdlib, DataSource.text)
+    return BYTE_VOCABULARY if byte_tokens else MOCK_VOCABULARY

@@ -1,0 +1,247 @@
+"""The plan of a run: every kind of rank, the node that has most to do, and the whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.planner.distribution import Distribution, Place, Share, place_of, ranks_by_place
+from muon_offload_cli.planner.inventory import Inventory, take_inventory
+from muon_offload_cli.planner.rank import (
+    ADAM_STATE_BYTES,
+    MUON_STATE_BYTES,
+    WEIGHT_BYTES,
+    RankFigures,
+    rank_figures,
+)
+from muon_offload_cli.planner.settings import offload_settings
+from muon_offload_cli.planner.tensors import Layers, Optimizer, TensorInfo
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=weight)\d+$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankKind:
+    """Ranks whose figures are equal.
+
+    Attributes:
+        ranks: Their global numbers.
+        stage: Their pipeline stage.
+        figures: See `RankFigures`.
+    """
+
+    ranks: tuple[int, ...]
+    stage: int
+    figures: RankFigures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeTotal:
+    """Sums over the ranks of one machine, in bytes.
+
+    Attributes:
+        node: Number of the machine.
+        disk_bytes: Reserved in its offload directory.
+        host_bytes: Host memory that holds state between steps.
+        staging_bytes: Host memory of all staging rings.
+        muon_state_bytes: Momenta and master weights, wherever they are.
+        read: Bytes that a step reads from its drives.
+        written: Bytes that a step writes to them.
+        read_behind: See `Traffic`.
+        written_behind: See `Traffic`.
+        open_files: Files that offloaders keep open.
+        maps: Mappings that they make.
+    """
+
+    node: int
+    disk_bytes: int
+    host_bytes: int
+    staging_bytes: int
+    muon_state_bytes: int
+    read: int
+    written: int
+    read_behind: int
+    written_behind: int
+    open_files: int
+    maps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LargeParameter:
+    """A parameter by the pattern of its name, layers and experts left open.
+
+    Attributes:
+        name: ``decoder.layers.*.mlp.linear_fc1.weight``.
+        shape: Local shape on a rank.
+        count: How many there are, each counted once a rank's part.
+        state_bytes: Momentum and master weight of one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """What a run will put where.
+
+    Attributes:
+        engine: `offload.engine`.
+        layers: What Megatron builds its layers from.
+        parameters: Elements of the whole model, each once, padding of the vocabulary included.
+        muon_parameters: Those that Muon steps.
+        adam_parameters: The others.
+        kinds: Ranks with equal figures, those with most on disk first.
+        nodes: One total a machine.
+        largest: The largest parameter that Muon steps; None if there is none.
+        oversized: Parameters whose state is larger than a chunk, which get a chunk of their own.
+        checkpoint_bytes: One checkpoint with optimizer state: weights, masters, momenta, Adam's moments.
+    """
+
+    engine: str
+    layers: Layers
+    parameters: int
+    muon_parameters: int
+    adam_parameters: int
+    kinds: tuple[RankKind, ...]
+    nodes: tuple[NodeTotal, ...]
+    largest: LargeParameter | None
+    oversized: tuple[LargeParameter, ...]
+    checkpoint_bytes: int
+
+    @property
+    def heaviest(self) -> RankKind:
+        """The kind of rank with most on disk, then in host memory, then on the device."""
+        return self.kinds[0]
+
+    @property
+    def heaviest_node(self) -> NodeTotal:
+        """The machine with most on disk, then in host memory."""
+        return max(self.nodes, key=lambda node: (node.disk_bytes, node.host_bytes, -node.node))
+
+
+class Planner:
+    """Plans one model on one layout, for as many offload settings as are asked for.
+
+    Args:
+        config: A run that the rules accept, ``offload.host_memory_gb`` a number.
+        layers: What Megatron will build its layers from.
+
+    Raises:
+        UserError: The model cannot be shared out over the pipeline.
+    """
+
+    def __init__(self, config: Config, layers: Layers) -> None:
+        self._config = config
+        self.inventory: Inventory = take_inventory(config, layers)
+        self._layers = layers
+        self._distribution = Distribution(config, self.inventory)
+        self._places = ranks_by_place(self.inventory.sizes)
+
+    def plan(self, settings: OffloadSettings | None = None) -> RunPlan:
+        """Return the plan under `settings`, those of the config if None."""
+        settings = settings or offload_settings(self._config)
+        figures = self._figures(settings)
+        inventory = self.inventory
+        muon = inventory.parameters(Optimizer.MUON)
+        total = inventory.parameters()
+        return RunPlan(
+            engine=settings.engine,
+            layers=self._layers,
+            parameters=total,
+            muon_parameters=muon,
+            adam_parameters=total - muon,
+            kinds=_kinds(figures, self._places),
+            nodes=self._node_totals(figures),
+            largest=next(iter(self._largest(0)), None),
+            oversized=tuple(self._largest(settings.chunk_bytes)) if settings.chunk_bytes else (),
+            checkpoint_bytes=total * WEIGHT_BYTES
+            + muon * MUON_STATE_BYTES
+            + (total - muon) * ADAM_STATE_BYTES,
+        )
+
+    def of_rank(self, rank: int) -> tuple[tuple[TensorInfo, ...], Share]:
+        """Return the tensors of one rank, and what it keeps state for."""
+        place = place_of(rank, self.inventory.sizes)
+        return self.inventory.stages[place.stage], self._distribution.share(place)
+
+    def _figures(self, settings: OffloadSettings) -> dict[Place, RankFigures]:
+        # Many ranks own the same shapes; each such list is planned once.
+        planned: dict[object, RankFigures] = {}
+        figures: dict[Place, RankFigures] = {}
+        for place in self._places:
+            share = self._distribution.share(place)
+            key = (
+                tuple((tensor.shape, tensor.expert) for tensor in share.muon),
+                share.adam_elements,
+                share.held_elements,
+            )
+            if key not in planned:
+                planned[key] = rank_figures(
+                    share.muon,
+                    held_elements=share.held_elements,
+                    adam_elements=share.adam_elements,
+                    settings=settings,
+                )
+            figures[place] = planned[key]
+        return figures
+
+    def _node_totals(self, figures: dict[Place, RankFigures]) -> tuple[NodeTotal, ...]:
+        per_node = self._config.launcher.ranks_per_node
+        of_rank = {rank: figures[place] for place, ranks in self._places.items() for rank in ranks}
+        return tuple(
+            _node_total(node, [of_rank[rank] for rank in range(node * per_node, (node + 1) * per_node)])
+            for node in range(self._config.launcher.nodes)
+        )
+
+    def _largest(self, above_bytes: int) -> list[LargeParameter]:
+        """Return Muon's parameters whose state is larger than `above_bytes`, the largest first."""
+        counts: dict[tuple[str, tuple[int, ...], int], int] = {}
+        for tensors in self.inventory.stages:
+            for tensor in tensors:
+                state = tensor.numel * MUON_STATE_BYTES
+                if tensor.optimizer is Optimizer.MUON and state > above_bytes:
+                    key = (_NUMBER.sub("*", tensor.name), tensor.shape, state)
+                    counts[key] = counts.get(key, 0) + tensor.parts
+        return [
+            LargeParameter(name=name, shape=shape, count=count, state_bytes=state)
+            for (name, shape, state), count in sorted(counts.items(), key=lambda item: -item[0][2])
+        ]
+
+
+def _kinds(figures: dict[Place, RankFigures], places: dict[Place, list[int]]) -> tuple[RankKind, ...]:
+    alike: dict[tuple[int, RankFigures], list[int]] = {}
+    for place, ranks in places.items():
+        alike.setdefault((place.stage, figures[place]), []).extend(ranks)
+    kinds = [
+        RankKind(ranks=tuple(sorted(ranks)), stage=stage, figures=own)
+        for (stage, own), ranks in alike.items()
+    ]
+
+    def weight(kind: RankKind) -> tuple[int, ...]:
+        own = kind.figures
+        return (-own.disk_bytes, -own.host_bytes, -own.device_bytes, kind.ranks[0])
+
+    return tuple(sorted(kinds, key=weight))
+
+
+def _node_total(node: int, ranks: Iterable[RankFigures]) -> NodeTotal:
+    own = list(ranks)
+    return NodeTotal(
+        node=node,
+        disk_bytes=sum(rank.disk_bytes for rank in own),
+        host_bytes=sum(rank.host_bytes for rank in own),
+        staging_bytes=sum(rank.staging_bytes for rank in own),
+        muon_state_bytes=sum(rank.muon_state_bytes for rank in own),
+        read=sum(rank.traffic.read for rank in own),
+        written=sum(rank.traffic.written for rank in own),
+        read_behind=sum(rank.traffic.read_behind for rank in own),
+        written_behind=sum(rank.traffic.written_behind for rank in own),
+        open_files=sum(rank.open_files for rank in own),
+        maps=sum(rank.maps for rank in own),
+    )

@@ -1,0 +1,183 @@
+"""What one rank holds and moves: its chunks by tier, its bytes, its memory, and what a step reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muon_offload_cli.offload.plan import Chunk, ChunkPlan, ParameterSpec, Tier, plan_chunks, window_sizes
+from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.planner.tensors import TensorInfo
+
+MUON_STATE_BYTES = 8
+"""Bytes an element: momentum and master weight, fp32 each."""
+
+ADAM_STATE_BYTES = 12
+"""Bytes an element: two moments and master weight, fp32 each."""
+
+WEIGHT_BYTES = 2
+"""Bytes an element of the model: bf16."""
+
+GRADIENT_BYTES = 4
+"""Bytes an element: Megatron reduces bf16 models' gradients in fp32 (training/arguments.py)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Bytes that one optimizer step moves between this rank and its drive.
+
+    Steps go through the chunks forward and backward in turn, so that what the windows still hold is used
+    first and not read again; the figures are the mean of the two directions.
+
+    Attributes:
+        read: Bytes read.
+        written: Bytes written.
+        read_behind: Part of `read` that staging buffers can take while forward and backward run.
+        written_behind: Part of `written` that can still drain while the next forward runs.
+    """
+
+    read: int
+    written: int
+    read_behind: int
+    written_behind: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankFigures:
+    """Figures of one rank, in bytes, elements and counts.
+
+    Attributes:
+        parameters: Elements of the model's weights on the rank.
+        muon_parameters: Elements that Muon owns here.
+        adam_parameters: Elements of which Adam's state is here.
+        momentum_bytes: Muon's momenta.
+        master_bytes: Muon's master weights.
+        disk_bytes: Reserved on disk, alignment included.
+        host_bytes: Host memory that holds state between steps, alignment included.
+        gpu_bytes: Device memory that holds Muon's state between steps, alignment included.
+        staging_bytes: Host memory of the staging rings.
+        window_bytes: Device memory of the windows.
+        weight_bytes: Device memory of the model's weights.
+        gradient_bytes: Device memory of the gradients.
+        adam_state_bytes: Device memory of Adam's state.
+        chunks: Chunks of the plan.
+        chunks_on_disk: Those of them that live on disk.
+        windows: Places for chunks on the device.
+        largest_bytes: State of the largest parameter that Muon owns here.
+        open_files: Files that the offloader keeps open.
+        maps: Mappings that it makes: rings, host memory, and the file once its views are asked for.
+        traffic: See `Traffic`.
+    """
+
+    parameters: int
+    muon_parameters: int
+    adam_parameters: int
+    momentum_bytes: int
+    master_bytes: int
+    disk_bytes: int
+    host_bytes: int
+    gpu_bytes: int
+    staging_bytes: int
+    window_bytes: int
+    weight_bytes: int
+    gradient_bytes: int
+    adam_state_bytes: int
+    chunks: int
+    chunks_on_disk: int
+    windows: int
+    largest_bytes: int
+    open_files: int
+    maps: int
+    traffic: Traffic
+
+    @property
+    def muon_state_bytes(self) -> int:
+        """Momenta and master weights, without alignment."""
+        return self.momentum_bytes + self.master_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """All that stays on the training device between steps, activations not counted."""
+        return (
+            self.gpu_bytes
+            + self.window_bytes
+            + self.weight_bytes
+            + self.gradient_bytes
+            + self.adam_state_bytes
+        )
+
+
+def rank_figures(
+    owned: Sequence[TensorInfo], *, held_elements: int, adam_elements: int, settings: OffloadSettings
+) -> RankFigures:
+    """Plan one rank.
+
+    Args:
+        owned: Parameters that Muon owns here, in the order of the optimizer's groups.
+        held_elements: Elements of all weights on the rank.
+        adam_elements: Elements of which Adam's state is here.
+        settings: What the offloader will be told; engine ``none`` moves nothing.
+    """
+    muon = sum(tensor.numel for tensor in owned)
+    plan = _plan(owned, settings)
+    streamed = plan.of_tier(Tier.HOST, Tier.DISK)
+    disk, host = plan.bytes_of(Tier.DISK), plan.bytes_of(Tier.HOST)
+    staged = settings.engine == "disk" and disk > 0
+    slots, piece_bytes = settings.staging_rings(disk) if staged else (0, 0)
+    windows = window_sizes(streamed, settings.windows)
+    resident = settings.engine == "none"
+    return RankFigures(
+        parameters=held_elements,
+        muon_parameters=muon,
+        adam_parameters=adam_elements,
+        momentum_bytes=muon * MUON_STATE_BYTES // 2,
+        master_bytes=muon * MUON_STATE_BYTES // 2,
+        disk_bytes=disk,
+        host_bytes=host,
+        gpu_bytes=muon * MUON_STATE_BYTES if resident else plan.bytes_of(Tier.GPU),
+        staging_bytes=2 * slots * piece_bytes,
+        window_bytes=sum(windows),
+        weight_bytes=held_elements * WEIGHT_BYTES,
+        gradient_bytes=held_elements * GRADIENT_BYTES,
+        adam_state_bytes=adam_elements * ADAM_STATE_BYTES,
+        chunks=len(plan.chunks),
+        chunks_on_disk=len(plan.of_tier(Tier.DISK)),
+        windows=len(windows),
+        largest_bytes=max((tensor.numel for tensor in owned), default=0) * MUON_STATE_BYTES,
+        open_files=1 if disk else 0,
+        # One mapping a ring, one of the host tier's memory, one of the file for its views.
+        maps=2 * staged + (host > 0) + (disk > 0),
+        traffic=_traffic(streamed, settings.windows, slots * piece_bytes, addressable=not staged),
+    )
+
+
+def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings) -> ChunkPlan:
+    if settings.engine == "none" or not owned:
+        return ChunkPlan(chunks=())
+    return plan_chunks(
+        [ParameterSpec(shape=tensor.shape, domain=tensor.expert) for tensor in owned],
+        chunk_bytes=settings.chunk_bytes,
+        fraction=settings.fraction,
+        host_bytes=settings.host_bytes,
+        disk=settings.engine != "host",
+    )
+
+
+def _traffic(streamed: Sequence[Chunk], windows: int, ring_bytes: int, *, addressable: bool) -> Traffic:
+    """Count a step's bytes on disk (see `Pipeline` in offload/pipeline.py for the order)."""
+
+    def on_disk(chunks: Sequence[Chunk]) -> int:
+        return sum(chunk.nbytes for chunk in chunks if chunk.tier is Tier.DISK)
+
+    written = on_disk(streamed)
+    # A forward pass ends with the last chunks in the windows, a backward pass with the first ones.
+    kept = (on_disk(streamed[-windows:]) + on_disk(streamed[:windows])) // 2
+    read = written - kept
+    behind = min(kept, written)
+    return Traffic(
+        read=read,
+        written=written,
+        # Without a ring nothing can be fetched before a window is free.
+        read_behind=0 if addressable else min(ring_bytes, read),
+        written_behind=behind,
+    )

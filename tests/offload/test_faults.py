@@ -1,0 +1,167 @@
+"""A drive that fails in the middle of a sweep: the cause reaches the training thread, and nothing hangs."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from muon_offload_cli.offload.offloader import StateOffloader
+from muon_offload_cli.offload.plan import Tier
+from muon_offload_cli.storage.direct import DirectStore
+from muon_offload_cli.storage.store import Store, StoreError
+from tests.fakes.stores import FailingStore, ShortStore, SlowStore, failing_calls
+from tests.offload.rig import CPU, PARAMETERS, closed_in_time, fill, opening, our_threads, settings, sweep
+
+SWEEPS = 4
+Wrap = Callable[[Store], Store]
+
+
+def run(
+    directory: Path, wrap: Wrap, *, windows: int = 2, limit_s: float = 10, **more: object
+) -> StoreError | None:
+    """Sweep on a thread of its own until an error comes or all sweeps are done; a hang is a failure."""
+    given = settings(directory, windows=windows, **more)
+    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=opening(wrap))
+    caught: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            fill(offloader)
+            for number in range(SWEEPS):
+                sweep(offloader, number)
+            offloader.synchronize()
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            caught.append(error)
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    assert not thread.is_alive(), f"the training thread hangs: {our_threads()}"
+    try:
+        with closed_in_time(offloader, seconds=5):
+            pass
+    except StoreError as error:
+        # A read ahead for a sweep that never comes may fail after the last synchronize.
+        caught.append(error)
+    if not caught:
+        return None
+    (error,) = caught
+    assert isinstance(error, StoreError), repr(error)
+    return error
+
+
+def num_requests(directory: Path, operation: str) -> int:
+    """Requests of a good run, so that a fault can be put into each of them."""
+    stores: list[FailingStore] = []
+
+    def wrap(store: Store) -> Store:
+        stores.append(FailingStore(store, fail_on="nothing"))
+        return stores[0]
+
+    assert run(directory, wrap) is None
+    return len(stores[0].reads if operation == "read" else stores[0].writes)
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_a_fault_in_any_request_of_any_sweep_stops_the_training_thread_with_its_cause(
+    directory: Path, operation: str
+) -> None:
+    count = num_requests(directory, operation)
+    assert count > 30
+    for after in range(0, count - 1, 3):
+        error = run(directory, lambda store, n=after: FailingStore(store, fail_on=operation, after=n))  # type: ignore[misc]
+        assert error is not None, f"request {after} of {count} failed in silence"
+        assert (error.path, error.operation, error.errno) == (str(directory), operation, errno.EIO)
+        assert str(directory) in str(error)
+        assert "EIO" in str(error)
+        assert our_threads() == []
+        assert not directory.exists()
+
+
+def test_a_short_read_in_any_sweep_stops_the_training_thread(directory: Path) -> None:
+    count = num_requests(directory, "read")
+    for after in range(0, count - 1, 5):
+        error = run(directory, lambda store, n=after: ShortStore(store, after=n))  # type: ignore[misc]
+        assert error is not None
+        assert (error.path, error.operation) == (str(directory), "read")
+        assert "the file ends there" in str(error)
+        assert our_threads() == []
+
+
+@pytest.mark.parametrize("windows", [1, 3, 6])
+@pytest.mark.parametrize("operation", ["read", "write"])
+@pytest.mark.parametrize("slots", [1, 4])
+def test_faults_reach_the_training_thread_whatever_is_waiting_for_whom(
+    directory: Path, operation: str, windows: int, slots: int
+) -> None:
+    for after in (0, 1, 3):
+        error = run(
+            directory,
+            lambda store, n=after: FailingStore(SlowStore(store, 0.001), fail_on=operation, after=n),  # type: ignore[misc]
+            windows=windows,
+            staging_bytes=2 * slots * 12 * 1024,
+            host_bytes=20_000,
+            io_threads=3,
+        )
+        assert error is not None
+        assert error.operation == operation
+
+
+@pytest.mark.parametrize(("call", "operation"), [("preadv", "read"), ("pwritev", "write")])
+def test_the_errno_of_the_system_call_is_what_is_raised(directory: Path, call: str, operation: str) -> None:
+    given = settings(directory)
+    calls = failing_calls(call, errno.EREMOTEIO, after=9)
+    offloader = StateOffloader(
+        PARAMETERS,
+        given,
+        CPU,
+        open_store=lambda tier, given, size, pinned: DirectStore(directory, size, calls=calls),
+    )
+    with closed_in_time(offloader), pytest.raises(StoreError, match="EREMOTEIO") as caught:
+        fill(offloader)
+        for number in range(SWEEPS):
+            sweep(offloader, number)
+    assert (caught.value.errno, caught.value.operation) == (errno.EREMOTEIO, operation)
+
+
+def test_a_fault_is_raised_again_by_every_later_call(directory: Path) -> None:
+    wrap = opening(lambda store: FailingStore(store, fail_on="write", after=5))
+    offloader = StateOffloader(PARAMETERS, settings(directory), CPU, open_store=wrap)
+    with closed_in_time(offloader):
+        for call in (lambda: fill(offloader), lambda: sweep(offloader, 0), offloader.synchronize):
+            with pytest.raises(StoreError, match="EIO"):
+                call()  # type: ignore[no-untyped-call]
+                offloader.synchronize()
+
+
+def test_a_write_that_fails_while_closing_is_raised_by_close(directory: Path) -> None:
+    class LateFailing(SlowStore):
+        """Takes its time and then fails, so that the error comes after the last visit."""
+
+        def _write(self, extent, source):  # type: ignore[no-untyped-def]
+            threading.Event().wait(0.1)
+            raise StoreError("late", path=self.path, operation="write", errno=errno.EIO)
+
+    wrap = opening(lambda store: LateFailing(store, 0.0))
+    given = settings(directory, windows=6, chunk_bytes=0, staging_bytes=1 << 20)
+    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=wrap)
+    fill(offloader)
+    with pytest.raises(StoreError, match="late"), closed_in_time(offloader):
+        pass
+    assert our_threads() == []
+    assert not directory.exists()
+
+
+def test_a_fault_of_the_disk_tier_stops_a_run_that_uses_host_memory_too(directory: Path) -> None:
+    wrap = opening(lambda store: FailingStore(store, fail_on="read"), Tier.DISK)
+    given = settings(directory, host_bytes=40_000, fraction=0.8)
+    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=wrap)
+    assert offloader.plan.of_tier(Tier.HOST)
+    with closed_in_time(offloader), pytest.raises(StoreError, match="EIO"):
+        fill(offloader)
+        sweep(offloader, 0)
+        sweep(offloader, 1)
