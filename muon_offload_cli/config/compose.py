@@ -82,11 +82,13 @@ def compose(
     path = find_recipe(recipe, recipe_directories)
     body = read_mapping(path, "recipe")
     asked = sort_overrides(overrides, options)
-    problems = asked.problems
+    problems: list[Problem] = []
     defaults = _checked_defaults(body.pop("defaults", []), path, options, problems)
     recipe_values = _recipe_values(body, path, options, problems)
     if problems:
-        raise UserError(problems=problems)
+        # Without its parts a recipe lacks values, and saying so of each would hide the cause.
+        raise UserError(problems=[*asked.problems, *problems])
+    problems = asked.problems
 
     parts = dict(_leaves(_compose_parts({**defaults, **asked.parts})))
     problems += _hidden_parts(asked, options, parts, recipe_values, path)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from muon_offload_cli.config.compose import Composition, compose
 from muon_offload_cli.config.keys import is_known
+from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.rules import (
     DirectoryFacts,
     FileFacts,
@@ -23,9 +24,37 @@ from muon_offload_cli.config.rules import (
     check,
     refuses,
 )
+from muon_offload_cli.config.rules.flags import OURS
+from muon_offload_cli.config.schema import MegatronConfig
 from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.megatron.flags import megatron_flags
 
 NOTHING_KNOWN = MachineFacts()
+# Flags that every run is given and that megatron.args may replace, since no key speaks of them.
+FIXED_FLAGS = {
+    "attention_dropout",
+    "bf16",
+    "ckpt_format",
+    "distributed_backend",
+    "eval_interval",
+    "eval_iters",
+    "hidden_dropout",
+    "log_interval",
+    "moe_token_dispatcher_type",
+    "no_bias_dropout_fusion",
+    "no_bias_gelu_fusion",
+    "no_bias_swiglu_fusion",
+    "no_create_attention_mask_in_dataloader",
+    "no_gradient_accumulation_fusion",
+    "no_masked_softmax_fusion",
+    "no_persist_layer_norm",
+    "no_rope_fusion",
+    "num_workers",
+    "position_embedding_type",
+    "split",
+    "tokenizer_type",
+    "transformer_impl",
+}
 ARGS = "megatron.args."
 FIRST = f"{ARGS}decoder_first_pipeline_num_layers"
 LAST = f"{ARGS}decoder_last_pipeline_num_layers"
@@ -362,6 +391,16 @@ CASES = [
         f"parallel.pp=2 {VIRTUAL}=1 {FIRST}=1",
     ),
     Case(
+        "virtual-pipeline",
+        "parallel.pp=2 parallel.num_virtual_stages_per_pipeline_rank=3",
+        "parallel.pp=2 parallel.num_virtual_stages_per_pipeline_rank=2",
+    ),
+    Case(
+        "uneven-pipeline",
+        "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4",
+        "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=1",
+    ),
+    Case(
         "virtual-batches",
         f"parallel.pp=2 train.global_batch=2 {VIRTUAL}=2",
         f"parallel.pp=2 train.global_batch=4 {VIRTUAL}=2",
@@ -375,8 +414,8 @@ CASES = [
     Case("idle-gpus", "cluster=h200_x8 launcher.nodes=2", "cluster=h200_x8", level=Level.NOTE),
     Case(
         "vocabulary-padding",
-        f"{ARGS}make_vocab_size_divisible_by=0",
-        f"{ARGS}make_vocab_size_divisible_by=64",
+        "model.make_vocab_size_divisible_by=0",
+        "model.make_vocab_size_divisible_by=64",
     ),
     Case(
         "vocabulary-padding",
@@ -560,9 +599,23 @@ def test_every_rule_has_a_case_a_reason_and_its_own_name() -> None:
 
 
 def test_good_recipes_pass_every_rule_when_nothing_is_known_of_the_machine() -> None:
-    for recipe in ("tiny", "gpt_2b9"):
+    for recipe in find_recipes():
         composition = compose(recipe)
-        assert refuses(check(composition.config, composition.written, NOTHING_KNOWN), strict=True) == []
+        found = check(composition.config, composition.written, NOTHING_KNOWN, here=False)
+        assert refuses(found, strict=True) == []
+
+
+@pytest.mark.parametrize("recipe", find_recipes())
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_flag_that_a_key_gives_is_refused_a_second_time(recipe: str, device: str) -> None:
+    given = megatron_flags(
+        replace(compose(recipe).config, megatron=MegatronConfig()),
+        device=device,
+        transformer_engine=False,
+        data_prefix="/d",
+    )
+    names = {word.removeprefix("--").replace("-", "_") for word in given if word.startswith("--")}
+    assert {name for name in names if name not in OURS} <= FIXED_FLAGS
 
 
 def test_what_only_the_machine_can_tell_is_a_note_for_a_run_meant_for_elsewhere() -> None:
