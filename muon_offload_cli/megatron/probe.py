@@ -53,11 +53,7 @@ def _look_at_megatron(answer: ProbeAnswer) -> None:
     try:
         from megatron.core import package_info
     except ImportError as error:
-        # Megatron imports them by itself and must not be blamed for a stub of theirs.
-        if (error.name or "").partition(".")[0] == "emerging_optimizers":
-            answer.problems.append(_unusable_optimizers(error))
-        else:
-            answer.problems.append(_problem(f"megatron-core cannot be imported: {error}.", INSTALL_MEGATRON))
+        answer.problems.append(_problem(f"megatron-core cannot be imported: {error}.", INSTALL_MEGATRON))
         return
     answer.megatron_version = package_info.__version__
     try:
@@ -93,8 +89,13 @@ def _look_at_optimizers(answer: ProbeAnswer) -> None:
         )
         from emerging_optimizers.orthogonalized_optimizers.muon_utils import newton_schulz_tp
     except ImportError as error:
-        if all(problem["fix"] != INSTALL_OPTIMIZERS for problem in answer.problems):
-            answer.problems.append(_unusable_optimizers(error))
+        answer.problems.append(
+            _problem(
+                f"emerging-optimizers, which holds Muon, cannot be used: {error}. A package of another name "
+                "or a stub may be in its place.",
+                INSTALL_OPTIMIZERS,
+            )
+        )
         return
     if not all(map(callable, (OrthogonalizedOptimizer, get_muon_scale_factor, newton_schulz_tp))):
         answer.problems.append(_problem("emerging-optimizers is a stub.", INSTALL_OPTIMIZERS))
@@ -115,14 +116,6 @@ def _look_at_optimizers(answer: ProbeAnswer) -> None:
                 INSTALL_OPTIMIZERS,
             )
         )
-
-
-def _unusable_optimizers(error: ImportError) -> dict[str, str]:
-    return _problem(
-        f"emerging-optimizers, which holds Muon, cannot be used: {error}. A package of another name "
-        "or a stub may be in its place.",
-        INSTALL_OPTIMIZERS,
-    )
 
 
 def _problem(what: str, fix: str) -> dict[str, str]:

@@ -47,11 +47,3 @@ def test_a_stub_of_megatron_is_told_with_the_command_that_installs_it(tmp_path: 
     answer = probe(stub(tmp_path, "megatron", "megatron.core"))
     assert answer["megatron_version"] is None
     assert 'pip install "megatron-core==0.19.2"' in [problem["fix"] for problem in answer["problems"]]
-
-
-def test_a_stub_of_emerging_optimizers_is_told_apart_from_the_real_one(tmp_path: Path) -> None:
-    answer = probe(stub(tmp_path, "emerging_optimizers"))
-    (problem,) = answer["problems"]
-    assert problem["fix"] == 'pip install "emerging-optimizers==0.3.0"'
-    assert "emerging-optimizers" in problem["what"]
-    assert "Traceback" not in problem["what"]
