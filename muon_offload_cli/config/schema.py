@@ -41,6 +41,14 @@ class DataSource(enum.Enum):
     mock = "mock"
 
 
+class Verify(enum.Enum):
+    """How much of what is read from disk is compared with its checksum."""
+
+    off = "off"
+    sample = "sample"
+    full = "full"
+
+
 @dataclass(kw_only=True, slots=True)
 class RunConfig:
     """The run folder.
@@ -201,6 +209,8 @@ class OffloadConfig:
         windows: Chunks that have a place on the device at the same time.
         io_threads: Threads that read and threads that write, each, on every rank.
         staging_mb: MiB of pinned staging ring a rank.
+        verify: Compare what is read from the file with checksums kept at write-back: ``off``, ``sample``
+            (one request in 16) or ``full``.
     """
 
     engine: Engine = Engine.disk
@@ -211,6 +221,7 @@ class OffloadConfig:
     windows: int = 3
     io_threads: int = 8
     staging_mb: float = 192
+    verify: Verify = Verify.off
 
 
 @dataclass(kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from muon_offload_cli.offload.io_meter import IoMeter
 from muon_offload_cli.offload.lane import Lane
 from muon_offload_cli.offload.ordered_thread import OrderedThread
 from muon_offload_cli.offload.window import Window
+from muon_offload_cli.storage.checksums import Checksums
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.ring import Slot, StagingRing
 from muon_offload_cli.storage.store import Store
@@ -109,11 +110,14 @@ class StagedMover(Mover):
         self,
         store: Store,
         device: torch.device,
+        *,
         read_ring: StagingRing,
         write_ring: StagingRing,
         threads: int,
+        checksums: Checksums,
     ) -> None:
         super().__init__(store, device)
+        self.checksums = checksums
         self._read_ring = read_ring
         self._write_ring = write_ring
         self._readers = ThreadPoolExecutor(threads, thread_name_prefix="muon-read")
@@ -146,6 +150,7 @@ class StagedMover(Mover):
     def _read(self, piece: Extent, slot: Slot) -> Slot:
         with self.meter.request(read=piece.nbytes):
             self.store.read_into(piece, slot.memory[: piece.nbytes])
+        self.checksums.compare(piece, slot.memory[: piece.nbytes], self.store.path)
         return slot
 
     def load(self, extent: Extent, window: Window, turn: int) -> torch.cuda.Event | None:
@@ -181,6 +186,7 @@ class StagedMover(Mover):
 
     def _write(self, piece: Extent, slot: Slot) -> None:
         try:
+            self.checksums.note(piece, slot.memory[: piece.nbytes])
             with self.meter.request(written=piece.nbytes):
                 self.store.write_from(piece, slot.memory[: piece.nbytes])
         finally:

@@ -26,6 +26,7 @@ from muon_offload_cli.offload.plan import (
 )
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.offload.window import make_windows
+from muon_offload_cli.storage.checksums import Checksums, Verify
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent, lay_out
 from muon_offload_cli.storage.mapped import MappedStore
@@ -84,6 +85,7 @@ class StateOffloader:
         )
         self._parameters = parameters
         self._device = device
+        self._window_states: dict[int, ChunkState] = {}
         self._resources = ExitStack()
         with ExitStack() as guard:
             guard.callback(self._resources.close)
@@ -101,6 +103,7 @@ class StateOffloader:
             chunk.index: torch.zeros(chunk.nbytes, dtype=torch.uint8, device=device)
             for chunk in self.plan.of_tier(Tier.GPU)
         }
+        self._checksums = Checksums(Verify(settings.verify), self._describe)
         self._extents: dict[int, Extent] = {}
         self.stores: dict[Tier, Store] = {}
         self._movers: dict[Tier, Mover] = {}
@@ -114,7 +117,7 @@ class StateOffloader:
             store = self._resources.enter_context(open_store(tier, settings, size, pinned))
             self.stores[tier] = store
             self._movers[tier] = (
-                _make_staged(store, settings, device, pinned)
+                _make_staged(store, settings, device, pinned, self._checksums)
                 if tier is Tier.DISK and settings.engine == "disk"
                 else AddressableMover(store, device)
             )
@@ -134,7 +137,7 @@ class StateOffloader:
         for chunk, image in self._pipeline.sweep(load=load):
             if not load:
                 image.zero_()
-            yield self._state(chunk, image)
+            yield self._image_state(chunk, image)
 
     def sweep(self) -> Iterator[ChunkState]:
         """Visit every chunk once on the device, for one optimizer step; chunks are written back behind.
@@ -161,6 +164,7 @@ class StateOffloader:
         self.synchronize()
         self._pipeline.forget()
         yield
+        self._checksums.forget()
         for store in self.stores.values():
             store.flush()
 
@@ -227,6 +231,25 @@ class StateOffloader:
         """
         self._resources.close()
 
+    def _describe(self, extent: Extent) -> str:
+        """Say what lies in an extent of the file, for an error."""
+        for chunk in self.plan.of_tier(Tier.DISK):
+            place = self._extents[chunk.index]
+            if place.offset <= extent.offset < place.end:
+                first, last = chunk.parameters[0], chunk.parameters[-1]
+                return (
+                    f"chunk {chunk.index}, parameters {first} to {last} of this rank's Muon parameters "
+                    f"(the first is {tuple(self._parameters[first].shape)}), after step {self.sweeps}"
+                )
+        return f"no chunk, after step {self.sweeps}"
+
+    def _image_state(self, chunk: Chunk, image: torch.Tensor) -> ChunkState:
+        """Return the views of a chunk in its window; made once: a chunk always has the same window."""
+        state = self._window_states.get(chunk.index)
+        if state is None:
+            state = self._window_states[chunk.index] = self._state(chunk, image)
+        return state
+
     def _state(self, chunk: Chunk, image: torch.Tensor) -> ChunkState:
         def view(parameter: int, slot: Slot) -> torch.Tensor:
             shape = self._parameters[parameter].shape
@@ -259,7 +282,16 @@ def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) 
     return DirectStore(settings.directory, size)
 
 
-def _make_staged(store: Store, settings: OffloadSettings, device: torch.device, pinned: bool) -> Mover:
+def _make_staged(
+    store: Store, settings: OffloadSettings, device: torch.device, pinned: bool, checksums: Checksums
+) -> Mover:
     slots, piece_bytes = settings.staging_rings(store.size)
     rings = [StagingRing(slots, piece_bytes, pin=pinned) for _ in range(2)]
-    return StagedMover(store, device, rings[0], rings[1], settings.io_threads)
+    return StagedMover(
+        store,
+        device,
+        read_ring=rings[0],
+        write_ring=rings[1],
+        threads=settings.io_threads,
+        checksums=checksums,
+    )

@@ -27,6 +27,7 @@ class OffloadSettings:
         windows: Chunks that have a place on the device at the same time.
         io_threads: Threads that read, and as many that write.
         staging_bytes: Staging buffers of this rank, reading and writing together.
+        verify: ``off``, ``sample`` or ``full``: what of the file is compared with its checksum when read.
     """
 
     engine: str
@@ -37,6 +38,7 @@ class OffloadSettings:
     windows: int = 3
     io_threads: int = 8
     staging_bytes: int = 192 * MIB
+    verify: str = "off"
 
     def staging_rings(self, stored_bytes: int) -> tuple[int, int]:
         """Return buffers and bytes of each for one of the two staging rings, which read and write.

@@ -1,4 +1,4 @@
-"""From the config's units to one rank's offload settings: what the run is given, and what the plan counts with."""
+"""From the config's units to one rank's offload settings, for the run and for the plan alike."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def offload_settings(config: Config) -> OffloadSettings:
         windows=offload.windows,
         io_threads=offload.io_threads,
         staging_bytes=round(offload.staging_mb * MIB),
+        verify=offload.verify.name,
     )
 
 

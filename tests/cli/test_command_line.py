@@ -106,7 +106,7 @@ def test_recipes_are_listed_one_line_each(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "mine.yaml").write_text("description: |\n  two\n  lines\n")
     assert main.run(["recipes", "--recipe-dir", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == sorted([*find_recipes(), "mine"])
+    assert [line.split()[0] for line in lines] == sorted(find_recipes([tmp_path]))
     assert next(line for line in lines if line.startswith("mine")).endswith("two lines")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from muon_offload_cli.config.rules import (
+    architecture,
     chunks,
     data,
     directory,
@@ -54,6 +55,7 @@ _SUBJECTS = (
     topology,
     pipeline,
     model,
+    architecture,
     data,
     machine,
     directory,
