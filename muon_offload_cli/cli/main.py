@@ -51,10 +51,24 @@ def train(
             "--json", help="Print the summary as JSON on standard output, all else on standard error."
         ),
     ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Run it small on CPU ranks of this machine: straight, killed and resumed."
+        ),
+    ] = False,
 ) -> None:
     """Train a recipe: muon-offload train recipe=tiny."""
     from muon_offload_cli.cli.train import train_command
 
+    if rehearse:
+        from muon_offload_cli.cli.rehearse import rehearse_command
+
+        if dry_run:
+            from muon_offload_cli.errors import wrong
+
+            raise wrong("--rehearse and --dry-run exclude each other.", "leave one of them out")
+        raise typer.Exit(rehearse_command(words or [], recipe_directories=recipe_dir or [], json=json))
     raise typer.Exit(
         train_command(words or [], recipe_directories=recipe_dir or [], dry_run=dry_run, json=json)
     )

@@ -90,7 +90,7 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
     with view.live(), _state_folder_removed(config):
         outcome = run_job(["bash", str(folder.script)], folder, ranks, on_event)
     died = outcome.exit_code != 0 and outcome.interrupted_by is None
-    found = explain(_evidence(config, folder, outcome, kills_before)) if died else None
+    found = explain(evidence_of(config, folder, outcome, kills_before)) if died else None
     verdict = judge(
         config,
         outcome.reports,
@@ -143,7 +143,15 @@ def exit_code_of(outcome: Outcome, verdict: Verdict, found: PostMortem | None) -
     return 0 if verdict.success else TRAINING_FAILED
 
 
-def _evidence(config: Config, folder: RunFolder, outcome: Outcome, kills_before: int | None) -> Evidence:
+def evidence_of(config: Config, folder: RunFolder, outcome: Outcome, kills_before: int | None) -> Evidence:
+    """Gather what is known of a job that died.
+
+    Args:
+        config: What was run.
+        folder: Its folder.
+        outcome: How it ended.
+        kills_before: Kills by the out-of-memory killer before it started; None: not known.
+    """
     ranks = local_ranks(config)
     kills = memory.oom_kills()
     directory = config.offload.directory or ""

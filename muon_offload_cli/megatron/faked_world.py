@@ -7,6 +7,7 @@ objects.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -71,7 +72,7 @@ class FakedWorld:
 def faked_world(config: Config) -> Iterator[FakedWorld]:
     """Parse and validate a config's flags in a world of its full size; no rank exists yet.
 
-    One such world a process: Megatron keeps its arguments in a module's variable.
+    One such world at a time: Megatron keeps its arguments in modules' variables, which are cleared on exit.
 
     Args:
         config: Resolved config; its device is not asked for.
@@ -85,8 +86,23 @@ def faked_world(config: Config) -> Iterator[FakedWorld]:
         stack.enter_context(plain_torch())
         # Most parameters are made on the current device by name.
         stack.replace(torch.cuda, "current_device", lambda: META)
+        stack.replace(argparse.ArgumentParser, "error", _raise)
         stack.replace(sys, "argv", [sys.argv[0], *flags, *extra])
+        stack.callback(_forget_arguments)
         yield FakedWorld(world_size)
+
+
+def _raise(parser: argparse.ArgumentParser, message: str) -> None:
+    """Raise what the parser would print before it ends the process."""
+    raise ValueError(message)
+
+
+def _forget_arguments() -> None:
+    from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
+    from megatron.training.global_vars import destroy_global_vars
+
+    destroy_num_microbatches_calculator()
+    destroy_global_vars()
 
 
 @contextlib.contextmanager

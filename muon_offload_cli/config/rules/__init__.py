@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from muon_offload_cli.config.rules import (
+    architecture,
     chunks,
     data,
     directory,
@@ -23,7 +24,19 @@ from muon_offload_cli.errors import Level, Problem
 
 __all__ = ["DirectoryFacts", "FileFacts", "MachineFacts", "Rule", "all_rules", "check", "refuses"]
 
-_SUBJECTS = (family, numbers, chunks, exclusive, flags, topology, model, data, machine, directory)
+_SUBJECTS = (
+    family,
+    numbers,
+    chunks,
+    exclusive,
+    flags,
+    topology,
+    model,
+    architecture,
+    data,
+    machine,
+    directory,
+)
 
 
 def all_rules() -> list[Rule]:
