@@ -10,7 +10,7 @@ import pytest
 
 from muon_offload_cli.machine.filesystem import Mount
 from muon_offload_cli.planner.fit import Fit, Place, cluster_place, judge_fit
-from muon_offload_cli.planner.settings import offload_settings, resolve_host_memory
+from muon_offload_cli.planner.settings import offload_settings
 from muon_offload_cli.units import GIB
 from tests.planner.plans import config, planner
 
@@ -105,12 +105,3 @@ def test_a_cluster_is_judged_by_its_file() -> None:
     unknown = cluster_place(config("tiny", "cluster=local"))
     assert unknown.mount is None
     assert judge_fit(PLANNER.plan(), unknown, SETTINGS, PLANNER.plan).fits
-
-
-def test_auto_takes_most_of_the_memory_that_is_left_and_only_beside_a_disk() -> None:
-    run = resolve_host_memory(config("tiny", "offload.host_memory_gb=auto"), 100 * GIB)
-    assert run.offload.host_memory_gb == "80.00"
-    run = resolve_host_memory(config("tiny", "offload.host_memory_gb=auto", "offload.engine=host"), 100 * GIB)
-    assert run.offload.host_memory_gb == "0"
-    run = resolve_host_memory(config("tiny", "offload.host_memory_gb=1.5"), 100 * GIB)
-    assert run.offload.host_memory_gb == "1.5"
