@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
         view.see(event)
 
     ranks = local_ranks(config)
-    with view.live():
+    with view.live(), _state_folder_removed(config):
         outcome = run_job(["bash", str(folder.script)], folder, ranks, on_event)
     died = outcome.exit_code != 0 and outcome.interrupted_by is None
     found = explain(evidence_of(config, folder, outcome, kills_before)) if died else None
@@ -117,6 +118,20 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
     if json:
         print(summary.to_json())
     return code
+
+
+@contextlib.contextmanager
+def _state_folder_removed(config: Config) -> Iterator[None]:
+    """Remove the state's folder if the run made it: a rank that is killed cannot do that itself."""
+    folder = Path(config.offload.directory) if config.offload.directory else None
+    ours = folder is not None and not folder.exists()
+    try:
+        yield
+    finally:
+        if folder is not None and ours:
+            # Not there, or not empty because somebody else uses it: both are fine.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def exit_code_of(outcome: Outcome, verdict: Verdict, found: PostMortem | None) -> int:

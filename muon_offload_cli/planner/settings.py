@@ -1,4 +1,4 @@
-"""From the config's units to one rank's offload settings: what the run is given, and what the plan counts with."""
+"""From the config's units to one rank's offload settings, for the run and for the plan alike."""
 
 from __future__ import annotations
 

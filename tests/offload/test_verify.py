@@ -33,9 +33,7 @@ def train(directory: Path, verify: str) -> None:
 
 
 def test_full_verification_names_chunk_step_and_place(directory: Path) -> None:
-    with pytest.raises(
-        StoreError, match=r"other bytes than were written: chunk \d+, .* after step"
-    ):
+    with pytest.raises(StoreError, match=r"other bytes than were written: chunk \d+, .* after step"):
         train(directory, "full")
 
 
