@@ -37,6 +37,17 @@ from muon_offload_cli.errors import Problem, UserError, wrong
 
 _SELF = "_self_"
 _PRIMARY = "muon_offload_recipe"
+# Keys that decide which others of their section are read at all.
+_CHOICES = frozenset(
+    {
+        "offload.engine",
+        "optimizer.name",
+        "data.source",
+        "model.moe.num_experts",
+        "launcher.nodes",
+        "checkpoint.directory",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +56,8 @@ class Composition:
 
     Attributes:
         config: The whole run.
-        written: Keys that the recipe file or the command line sets itself, not a part or a default.
+        written: Keys that the recipe file or the command line sets itself, not a part or a default. A
+            recipe's keys of a section whose choice the command line replaces are not among them.
     """
 
     config: Config
@@ -70,11 +82,13 @@ def compose(
     path = find_recipe(recipe, recipe_directories)
     body = read_mapping(path, "recipe")
     asked = sort_overrides(overrides, options)
-    problems = asked.problems
+    problems: list[Problem] = []
     defaults = _checked_defaults(body.pop("defaults", []), path, options, problems)
     recipe_values = _recipe_values(body, path, options, problems)
     if problems:
-        raise UserError(problems=problems)
+        # Without its parts a recipe lacks values, and saying so of each would hide the cause.
+        raise UserError(problems=[*asked.problems, *problems])
+    problems = asked.problems
 
     parts = dict(_leaves(_compose_parts({**defaults, **asked.parts})))
     problems += _hidden_parts(asked, options, parts, recipe_values, path)
@@ -82,7 +96,14 @@ def compose(
     config = _typed(values | {"recipe": path.stem}, set(asked.values), path, problems)
     if config is None or problems:
         raise UserError(problems=problems)
-    return Composition(config=config, written=frozenset(recipe_values) | frozenset(asked.values))
+    return Composition(config=config, written=_written(asked, recipe_values))
+
+
+def _written(asked: Overrides, recipe_values: Mapping[str, Any]) -> frozenset[str]:
+    """Return what counts as written: a recipe's chunk size says nothing after ``offload=none``."""
+    replaced = set(asked.parts) | {key.partition(".")[0] for key in _CHOICES & asked.values.keys()}
+    kept = {key for key in recipe_values if key.partition(".")[0] not in replaced}
+    return frozenset(kept) | frozenset(asked.values)
 
 
 def find_recipe(recipe: str, recipe_directories: Sequence[Path] = ()) -> Path:
