@@ -1,1 +1,1 @@
-"""What both sides know of checkpoints: names, seals, which ones are complete. Knows neither torch nor Megatron."""
+"""What both sides know of checkpoints: names, seals, which are complete. Knows neither torch nor Megatron."""

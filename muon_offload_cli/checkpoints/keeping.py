@@ -24,7 +24,7 @@ def make_room(directory: Path) -> Path:
 
 
 def put_in_place(directory: Path, seal: Seal) -> Path:
-    """Move a finished checkpoint from where it grew to its name, seal it, and point Megatron's tracker at it.
+    """Move a finished checkpoint to its name, seal it, and point Megatron's tracker at it.
 
     A checkpoint of the same step that stands there is replaced. Whenever this is interrupted, no folder counts
     as complete that is not.

@@ -63,10 +63,10 @@ def disk_plan(
     given = parse_bandwidth(bandwidth) if bandwidth is not None else None
     compute = _compute_seconds(forward_backward, run)
     _check_plot(plot)
-    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here)
+    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here, probe=exact)
     plan = planner.plan()
-    fit = _fit(config, planner, plan)
-    known = given or _known_bandwidth(config)
+    fit = _fit(config, planner, plan, judged)
+    known = given or _known_bandwidth(config, judged)
     cost = step_cost(plan.heaviest_node, known, compute) if known is not None else None
     differences = compare_with_megatron(config, planner, ranks) if exact else None
     lines = figures(config, plan, fit, known, cost)
@@ -78,22 +78,29 @@ def disk_plan(
         show(plan, fit, lines, remarks, differences)
     if differences is not None and differences.found:
         raise typer.Exit(1)
-    raise typer.Exit(0 if fit.fits or not judged else 3)
+    raise typer.Exit(0 if fit.fits else 3)
 
 
 def _prepare(
-    words: list[str], directories: list[Path], here: bool
+    words: list[str], directories: list[Path], here: bool, *, probe: bool
 ) -> tuple[Config, Planner, list[object], bool]:
     """Compose, refuse what check-config refuses, and take the inventory.
 
+    Args:
+        words: Recipe and overrides.
+        directories: Folders of the user's own recipes.
+        here: See ``--here``.
+        probe: Ask Megatron too, which takes seconds; `check-config` always does where a rule needs it.
+
     Returns:
-        Config, planner, remarks of the rules, and whether the verdict counts on this machine.
+        Config, planner, remarks of the rules, and whether this machine is the one that is judged.
     """
     from muon_offload_cli.cli.planning import layers_of, settle_host_memory
     from muon_offload_cli.config.compose import compose
-    from muon_offload_cli.config.gathering import gather_facts, needs_probe, resolve_directory
+    from muon_offload_cli.config.gathering import gather_facts, resolve_directory
     from muon_offload_cli.config.locations import find_recipes
     from muon_offload_cli.config.overrides import split_recipe
+    from muon_offload_cli.config.probing import needs_probe
     from muon_offload_cli.config.rules import check, refuses
     from muon_offload_cli.errors import UserError
     from muon_offload_cli.planner.plan import Planner
@@ -101,52 +108,66 @@ def _prepare(
     recipe, overrides = split_recipe(words, find_recipes(directories))
     composition = compose(recipe, overrides, directories)
     config = composition.config
-    settle_host_memory(config)
     judged = here or config.cluster.name == "local"
+    remarks = settle_host_memory(config, here=judged)
     # Room on the drive is judged below, with the plan.
-    facts = gather_facts(config, probe=needs_probe(config))
+    facts = gather_facts(config, probe=probe and needs_probe(config, here=judged))
     problems = check(config, composition.written, facts, here=judged)
     refused = refuses(problems)
     if refused:
         raise UserError(problems=refused)
     resolve_directory(config)
-    return config, Planner(config, layers_of(config)), list(problems), judged
+    return config, Planner(config, layers_of(config)), [*problems, *remarks], judged
 
 
-def _fit(config: Config, planner: Planner, plan: RunPlan) -> Fit:
+def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
     from muon_offload_cli.cli.planning import headroom_bytes
     from muon_offload_cli.machine.drives import local_mounts
     from muon_offload_cli.machine.filesystem import inspect
-    from muon_offload_cli.planner.fit import Place, judge_fit
+    from muon_offload_cli.planner.fit import Place, cluster_place, judge_fit
     from muon_offload_cli.planner.settings import offload_settings
 
     settings = offload_settings(config)
+    if not judged:
+        return judge_fit(plan, cluster_place(config), settings, planner.plan)
     mount = inspect(settings.directory) if plan.heaviest_node.disk_bytes and settings.directory else None
-    here = 0
     saved = config.checkpoint.directory
-    if mount is not None and saved is not None and config.checkpoint.optimizer:
-        if inspect(Path(saved).absolute()).mount_point == mount.mount_point:
-            # Megatron removes no earlier checkpoint.
-            here = max(1, config.train.steps // (config.checkpoint.interval or config.train.steps))
-    place = Place(mount=mount, others=local_mounts(), headroom_bytes=headroom_bytes(), checkpoints_here=here)
+    same = (
+        mount is not None
+        and saved is not None
+        and inspect(Path(saved).absolute()).mount_point == mount.mount_point
+    )
+    place = Place(
+        mount=mount,
+        others=local_mounts(),
+        headroom_bytes=headroom_bytes(),
+        checkpoints_here=_checkpoints(config) if same else 0,
+    )
     return judge_fit(plan, place, settings, planner.plan)
 
 
-def _known_bandwidth(config: Config) -> Bandwidth | None:
+def _checkpoints(config: Config) -> int:
+    """Return how many checkpoints a run leaves; Megatron removes no earlier one."""
+    if not config.checkpoint.optimizer:
+        return 0
+    return max(1, config.train.steps // (config.checkpoint.interval or config.train.steps))
+
+
+def _known_bandwidth(config: Config, judged: bool) -> Bandwidth | None:
     """Return what was measured of the directory's filesystem, else what the cluster's file says."""
     from muon_offload_cli.machine.drives import recall
     from muon_offload_cli.machine.filesystem import inspect
     from muon_offload_cli.planner.cost import GB, Bandwidth
 
     directory, cluster = config.offload.directory, config.cluster
-    if directory is not None and (record := recall(inspect(Path(directory)).mount_point)) is not None:
-        source = f"measured on {record.mount_point}, {record.measured[:10]}"
-        return Bandwidth(read=record.read, written=record.written, source=source)
+    if judged and directory is not None:
+        record = recall(inspect(Path(directory)).mount_point)
+        if record is not None:
+            source = f"measured on {record.mount_point}, {record.measured[:10]}"
+            return Bandwidth(read=record.read, written=record.written, source=source)
     if cluster.read_gb_s and cluster.write_gb_s:
         return Bandwidth(
-            read=cluster.read_gb_s * GB,
-            written=cluster.write_gb_s * GB,
-            source=f"cluster={cluster.name}",
+            read=cluster.read_gb_s * GB, written=cluster.write_gb_s * GB, source=f"cluster={cluster.name}"
         )
     return None
 

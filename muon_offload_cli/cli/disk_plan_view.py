@@ -51,7 +51,7 @@ def figures(
             f"{format_bytes(rank.gradient_bytes)}, Adam {format_bytes(rank.adam_state_bytes)}, "
             f"{rank.windows} windows {format_bytes(rank.window_bytes)}, Muon {format_bytes(rank.gpu_bytes)}",
         ),
-        ("  keeps open", f"{rank.open_files} files, {rank.maps} mappings"),
+        ("  keeps open", f"{_count(rank.open_files, 'file')}, {_count(rank.maps, 'mapping')}"),
     ]
     if plan.largest is not None:
         lines.append(("largest parameter", f"{plan.largest.name} {_shape(plan.largest.shape)}"))
@@ -62,8 +62,8 @@ def figures(
     lines += [
         (
             "heaviest node",
-            f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(host)} of host memory "
-            f"(free {format_bytes(fit.headroom_bytes)})",
+            f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(host)} of host memory"
+            + (f" ({format_bytes(fit.headroom_bytes)} free)" if fit.headroom_bytes is not None else ""),
         ),
         (
             "a step moves",
@@ -71,7 +71,7 @@ def figures(
             f"{format_bytes(node.read)} read, {format_bytes(node.written)} written a node",
         ),
     ]
-    if fit.free_bytes is not None:
+    if fit.needed_bytes:
         lines.append(("directory", _room(config, fit)))
     lines.append(("a step waits", _wait(plan, bandwidth, cost)))
     return lines
@@ -93,14 +93,16 @@ def show(
     for row in bar_rows(plan):
         console.print(row)
     if differences is not None:
-        built = f"{len(differences.ranks)} ranks, {differences.tensors} tensors"
+        ranks = _count(len(differences.ranks), "rank")
+        built = f"{ranks}, {differences.tensors} tensors, {differences.layers} layers"
         state = "agrees with" if not differences.found else "differs from"
         console.print(f"the plan {state} Megatron's own modules ({built})")
         for line in differences.found:
             console.print(f"  {line}")
     problems = [remark for remark in remarks if isinstance(remark, Problem)]
     print_problems([*problems, *fit.problems])
-    console.print("fits" if fit.fits else "does not fit")
+    known = fit.free_bytes is not None or not fit.needed_bytes
+    console.print(("fits" if known else "nothing known is against it") if fit.fits else "does not fit")
 
 
 def bar_rows(plan: RunPlan) -> list[Text]:
@@ -158,7 +160,7 @@ def as_json(
         "nodes": [asdict(node) for node in plan.nodes],
         "largest": asdict(plan.largest) if plan.largest else None,
         "oversized": [asdict(large) for large in plan.oversized],
-        "directory": config.offload.directory if fit.free_bytes is not None else None,
+        "directory": config.offload.directory if fit.needed_bytes else None,
         "needed_bytes": fit.needed_bytes,
         "peak_bytes": fit.peak_bytes,
         "free_bytes": fit.free_bytes,
@@ -181,7 +183,7 @@ def _model(plan: RunPlan) -> str:
 
 
 def _chunks(on_disk: int, total: int) -> str:
-    return f"{on_disk} chunks" if on_disk == total else f"{on_disk} of {total} chunks"
+    return _count(on_disk, "chunk") if on_disk == total else f"{on_disk} of {total} chunks"
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -189,7 +191,10 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _room(config: Config, fit: Fit) -> str:
-    text = f"{config.offload.directory}: {format_bytes(fit.free_bytes or 0)} free, "
+    if fit.free_bytes is None:
+        cluster = config.cluster.name
+        return f"{format_bytes(fit.needed_bytes)} needed; the drives of cluster={cluster} are not known"
+    text = f"{config.offload.directory}: {format_bytes(fit.free_bytes)} free, "
     text += f"{format_bytes(fit.needed_bytes)} needed"
     return text + (f", {format_bytes(fit.peak_bytes)} with checkpoints" if fit.checkpoint_bytes else "")
 
@@ -203,9 +208,14 @@ def _wait(plan: RunPlan, bandwidth: Bandwidth | None, cost: StepCost | None) -> 
     behind = "can pass" if cost.compute_s is None else "passes"
     return (
         f"at least {_seconds(cost.floor_s)} for the drive at {rates}; "
-        f"{_seconds(cost.behind_s)} of it {behind} behind forward and backward, {_seconds(cost.exposed_s)} cannot"
+        f"{_seconds(cost.behind_s)} of it {behind} behind forward and backward, "
+        f"{_seconds(cost.exposed_s)} cannot"
     )
 
 
 def _seconds(value: float) -> str:
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -16,7 +16,7 @@ from muon_offload_cli.config.yaml_files import save_config
 from muon_offload_cli.errors import Problem, UserError, wrong
 from muon_offload_cli.planner.distribution import Share, ranks_by_place
 from muon_offload_cli.planner.plan import Planner
-from muon_offload_cli.planner.tensors import Optimizer, TensorInfo
+from muon_offload_cli.planner.tensors import Layers, Optimizer, TensorInfo
 
 MODULE = "muon_offload_cli.megatron.exact"
 TIMEOUT_S = 600.0
@@ -32,11 +32,13 @@ class Differences:
     """What the comparison found.
 
     Attributes:
+        layers: What Megatron built them from.
         ranks: Ranks that were built.
         tensors: Tensors that were compared.
         found: One sentence a difference.
     """
 
+    layers: Layers
     ranks: tuple[int, ...]
     tensors: int
     found: tuple[str, ...]
@@ -66,6 +68,10 @@ def compare_with_megatron(config: Config, planner: Planner, ranks: str | None) -
                 for problem in answer["problems"]
             ]
         )
+    built_from = Layers.TRANSFORMER_ENGINE if answer.get("transformer_engine") else Layers.LOCAL
+    if built_from is not planner.layers:
+        # Megatron's own layers stand in where Transformer Engine cannot be built without a GPU.
+        planner = Planner(config, built_from)
     found: list[str] = []
     tensors = 0
     for rank in chosen:
@@ -74,7 +80,7 @@ def compare_with_megatron(config: Config, planner: Planner, ranks: str | None) -
         found += compare_rank(rank, *planner.of_rank(rank), entries)
     if len(found) > _SHOWN:
         found = [*found[:_SHOWN], f"and {len(found) - _SHOWN} more differences"]
-    return Differences(ranks=tuple(chosen), tensors=tensors, found=tuple(found))
+    return Differences(layers=built_from, ranks=tuple(chosen), tensors=tensors, found=tuple(found))
 
 
 def compare_rank(

@@ -5,6 +5,8 @@ Commands import what they need inside themselves, so that ``--help`` answers at 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from muon_offload_cli.cli.bench_disk import bench_disk
 from muon_offload_cli.cli.check_config import RecipeDirectories, Words, check_config
 from muon_offload_cli.cli.checkpoints import checkpoints
 from muon_offload_cli.cli.disk_plan import disk_plan
+from muon_offload_cli.cli.doctor import doctor
 from muon_offload_cli.cli.problems import print_problems, problems_as_json
 from muon_offload_cli.cli.recipes import recipes
 from muon_offload_cli.cli.rules import rules
@@ -23,6 +26,8 @@ from muon_offload_cli.errors import UserError
 
 # What a shell reports for a command that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
+# And for one whose reader went away (``| head``): 128 + SIGPIPE.
+BROKEN_PIPE = 128 + signal.SIGPIPE
 
 app = typer.Typer(
     name="muon-offload",
@@ -52,10 +57,24 @@ def train(
             "--json", help="Print the summary as JSON on standard output, all else on standard error."
         ),
     ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Run it small on CPU ranks of this machine: straight, killed and resumed."
+        ),
+    ] = False,
 ) -> None:
     """Train a recipe: muon-offload train recipe=tiny."""
     from muon_offload_cli.cli.train import train_command
 
+    if rehearse:
+        from muon_offload_cli.cli.rehearse import rehearse_command
+
+        if dry_run:
+            from muon_offload_cli.errors import wrong
+
+            raise wrong("--rehearse and --dry-run exclude each other.", "leave one of them out")
+        raise typer.Exit(rehearse_command(words or [], recipe_directories=recipe_dir or [], json=json))
     raise typer.Exit(
         train_command(words or [], recipe_directories=recipe_dir or [], dry_run=dry_run, json=json)
     )
@@ -64,6 +83,7 @@ def train(
 app.command("check-config")(check_config)
 app.command("disk-plan")(disk_plan)
 app.command("bench-disk")(bench_disk)
+app.command("doctor")(doctor)
 app.command("recipes")(recipes)
 app.command("checkpoints")(checkpoints)
 app.command("rules")(rules)
@@ -74,7 +94,8 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns:
         0 fine, 1 a bug of ours (with its traceback), 2 the request is wrong, 3 it does not fit this
-        machine, 4 the training job failed, 5 training was asked to end, saved and ended, 130 interrupted.
+        machine, 4 the training job failed, 5 training was asked to end, saved and ended, 130 interrupted,
+        141 the reader of the output went away.
     """
     try:
         result = app(list(arguments), prog_name="muon-offload", standalone_mode=False)
@@ -85,12 +106,29 @@ def run(arguments: Sequence[str]) -> int:
         else:
             print_problems(error.problems)
         return error.exit_code
+    except (BrokenPipeError, SystemExit) as error:
+        # Typer and rich answer a reader that went away with an exit of their own.
+        if not isinstance(error.__context__ or error, BrokenPipeError):
+            raise
+        _discard_output()
+        return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one boundary
         return _usage_error(error) or _bug()
     return result if isinstance(result, int) else 0
+
+
+def _discard_output() -> None:
+    """Let what is still to be written to standard output go nowhere: flushing it at exit would complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    except (OSError, ValueError):  # a stream without a descriptor
+        sys.stdout = None
+    finally:
+        os.close(nowhere)
 
 
 def _usage_error(error: Exception) -> int | None:
@@ -113,7 +151,13 @@ def _bug() -> int:
 
 def main() -> None:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        code = BROKEN_PIPE
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,42 @@
-"""``muon-offload recipes``: what can be trained out of the box."""
+"""``muon-offload recipes``: what can be trained out of the box, what it is made of, and a copy to edit."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from muon_offload_cli.cli.check_config import RecipeDirectories
 
 
-def recipes(recipe_dir: RecipeDirectories = None) -> None:
-    """List recipes, one line each."""
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this one: its sources and every value.", show_default=False)
+    ] = None,
+    recipe_dir: RecipeDirectories = None,
+    copy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the recipe to FILE, for editing.", show_default=False),
+    ] = None,
+) -> None:
+    """List recipes, one line each; show or copy one."""
+    from muon_offload_cli.errors import wrong
+
+    if name is not None:
+        _one(name, recipe_dir or [], copy)
+    elif copy is not None:
+        raise wrong(f"--copy {copy} needs the name of a recipe.", f"muon-offload recipes tiny --copy {copy}")
+    else:
+        _all(recipe_dir or [])
+
+
+def _all(recipe_directories: list[Path]) -> None:
     from muon_offload_cli.config.locations import find_recipes
     from muon_offload_cli.config.yaml_files import read_mapping
     from muon_offload_cli.errors import UserError
 
-    found = find_recipes(recipe_dir or [])
+    found = find_recipes(recipe_directories)
     width = max(map(len, found), default=0)
     problems = []
     for name in sorted(found):
@@ -25,3 +48,35 @@ def recipes(recipe_dir: RecipeDirectories = None) -> None:
         typer.echo(f"{name:<{width}}  {' '.join(description.split())}".rstrip())
     if problems:
         raise UserError(problems=problems)
+
+
+def _one(name: str, recipe_directories: list[Path], copy: Path | None) -> None:
+    from muon_offload_cli.config.compose import compose, find_recipe
+    from muon_offload_cli.config.sources import sources_of
+    from muon_offload_cli.config.yaml_files import to_yaml
+
+    path = find_recipe(name, recipe_directories)
+    composition = compose(str(path))
+    if copy is not None:
+        _copy(path, copy)
+        return
+    typer.echo(f"{path.stem}: {' '.join(composition.config.description.split())}\n")
+    for source in sources_of(path):
+        typer.echo(f"{source.role}  ({source.path})")
+        for note in source.notes:
+            typer.echo(f"  {note}")
+    typer.echo("\n" + to_yaml(composition.config).rstrip())
+
+
+def _copy(source: Path, target: Path) -> None:
+    from muon_offload_cli.errors import wrong
+
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(source.read_text(encoding="utf-8"))
+    except FileExistsError as error:
+        raise wrong(f"--copy {target}: it exists already.", "give a new file") from error
+    except OSError as error:
+        raise wrong(f"--copy {target} cannot be written: {error.strerror}.", "give a new file") from error
+    here = target if target.is_absolute() else Path(target)
+    typer.echo(f"muon-offload train recipe={'' if here.is_absolute() else './'}{here}")

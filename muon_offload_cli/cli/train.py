@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
         view.see(event)
 
     ranks = local_ranks(config)
-    with view.live():
+    with view.live(), _state_folder_removed(config):
         outcome = run_job(
             ["bash", str(folder.script)],
             folder,
@@ -99,7 +100,7 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
             saves_on_sigterm=config.checkpoint.directory is not None,
         )
     died = outcome.exit_code != 0 and outcome.interrupted_by is None
-    found = explain(_evidence(config, folder, outcome, kills_before)) if died else None
+    found = explain(evidence_of(config, folder, outcome, kills_before)) if died else None
     verdict = judge(
         config,
         outcome.reports,
@@ -129,6 +130,20 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
     return code
 
 
+@contextlib.contextmanager
+def _state_folder_removed(config: Config) -> Iterator[None]:
+    """Remove the state's folder if the run made it: a rank that is killed cannot do that itself."""
+    folder = Path(config.offload.directory) if config.offload.directory else None
+    ours = folder is not None and not folder.exists()
+    try:
+        yield
+    finally:
+        if folder is not None and ours:
+            # Not there, or not empty because somebody else uses it: both are fine.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
 def exit_code_of(outcome: Outcome, verdict: Verdict, found: PostMortem | None) -> int:
     """Return what the command exits with."""
     if outcome.exit_code == 0 and verdict.exit_code == STOPPED_EARLY:
@@ -140,7 +155,15 @@ def exit_code_of(outcome: Outcome, verdict: Verdict, found: PostMortem | None) -
     return verdict.exit_code
 
 
-def _evidence(config: Config, folder: RunFolder, outcome: Outcome, kills_before: int | None) -> Evidence:
+def evidence_of(config: Config, folder: RunFolder, outcome: Outcome, kills_before: int | None) -> Evidence:
+    """Gather what is known of a job that died.
+
+    Args:
+        config: What was run.
+        folder: Its folder.
+        outcome: How it ended.
+        kills_before: Kills by the out-of-memory killer before it started; None: not known.
+    """
     ranks = local_ranks(config)
     kills = memory.oom_kills()
     directory = config.offload.directory or ""

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: a question to directory listings, answered before anything starts."""
+"""Which checkpoint a run goes on from: a question to directory listings, answered before it starts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def settle_checkpoints(config: Config, base: Path) -> tuple[Config, list[Problem
         base: Folder that relative paths start from.
 
     Returns:
-        The configuration with `resume.source` an absolute checkpoint directory and `resume.step` a step in it,
-        or both null; and notes on what was chosen and what was passed over.
+        The configuration with `resume.source` an absolute checkpoint directory and `resume.step` a step in
+        it, or both null; and notes on what was chosen and what was passed over.
 
     Raises:
         UserError: There is no such checkpoint, it is not complete, or it has not what is asked of it.
@@ -55,16 +55,20 @@ def settle_checkpoints(config: Config, base: Path) -> tuple[Config, list[Problem
 
 
 def _same_vocabulary(config: Config, found: Found) -> tuple[Config, list[Problem]]:
-    """Pad the vocabulary as the checkpoint's: padding follows the tensor-parallel size, and it is in the softmax."""
+    """Pad the vocabulary as in the checkpoint: padding follows the parallel sizes, and is in the softmax."""
     if found.seal is None:
         return config, []
-    saved, tp, divisor = found.seal.padded_vocabulary, config.parallel.tp, config.model.make_vocab_size_divisible_by
+    saved, tp, divisor = (
+        found.seal.padded_vocabulary,
+        config.parallel.tp,
+        config.model.make_vocab_size_divisible_by,
+    )
     vocabulary = vocabulary_size(config)
     if round_up(vocabulary, divisor * tp) == saved or saved % tp or vocabulary > saved:
         return config, []
     note = Problem(
-        what=f"the checkpoint's vocabulary is padded to {saved}: model.make_vocab_size_divisible_by={saved // tp} "
-        f"takes the place of {divisor}.",
+        what=f"the checkpoint's vocabulary is padded to {saved}: "
+        f"model.make_vocab_size_divisible_by={saved // tp} takes the place of {divisor}.",
         keys=("model.make_vocab_size_divisible_by",),
         level=Level.NOTE,
     )
@@ -180,8 +184,8 @@ def _demand_fit(config: Config, found: Found) -> None:
     if found.step >= config.train.steps:
         problems.append(
             Problem(
-                what=f"step {found.step} in {found.folder.parent} is the end of train.steps={config.train.steps}: "
-                "nothing is left to train.",
+                what=f"step {found.step} in {found.folder.parent} is the end of "
+                f"train.steps={config.train.steps}: nothing is left to train.",
                 fix=f"train.steps={found.step + config.train.steps}",
                 keys=("train.steps", _KEY),
             )

@@ -1,8 +1,8 @@
 """Megatron's torch_dist writer and reader, fed from where the state lies and checked piece by piece.
 
-Megatron's writer (megatron/core/dist_checkpointing/strategies/filesystem_async.py) copies every device tensor to
-host memory before it writes the first one, hands its results through a process of their own, and reads host
-tensors as it writes them. Here device tensors come one at a time, results stay in the process, and files are
+Megatron's writer (megatron/core/dist_checkpointing/strategies/filesystem_async.py) copies every device tensor
+to host memory before it writes the first one, hands its results through a process of their own, and reads
+host tensors as it writes them. Here device tensors come one at a time, results stay in the process, and files are
 written by a `PieceWriter`. On the way back every range is compared with its seal before it is loaded.
 """
 
@@ -147,7 +147,7 @@ def damaged(path: Path, how: str) -> UserError:
         problems=[
             Problem(
                 what=f"the checkpoint file {path} {how}.",
-                fix="resume=STEP of an earlier checkpoint (muon-offload checkpoints DIRECTORY --verify lists them)",
+                fix="resume=STEP of an earlier one (muon-offload checkpoints DIRECTORY --verify lists them)",
                 keys=("resume.source",),
             )
         ]

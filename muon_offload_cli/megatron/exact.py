@@ -246,9 +246,6 @@ def describe(config: Config, ranks: Sequence[int] | None = None) -> dict[str, An
                 "padded_vocab_size": world.args.padded_vocab_size,
                 "ranks": built,
             }
-    except SystemExit as error:
-        # argparse has printed its usage; the last line of it names the flag.
-        raise wrong(f"Megatron's parser does not take the flags of {config.recipe}.") from error
     except (AssertionError, ValueError, RuntimeError, NotImplementedError, ImportError, TypeError) as error:
         # How Megatron refuses a model, at parsing or where a module is built.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -7,6 +7,7 @@ objects.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -18,6 +19,7 @@ import torch
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.flags import megatron_flags
+from muon_offload_cli.megatron.model import embedding_ranks
 from muon_offload_cli.megatron.plain_torch import plain_torch
 from muon_offload_cli.megatron.substitute import Substitutions
 
@@ -58,6 +60,7 @@ class FakedWorld:
                 expert_model_parallel_size=args.expert_model_parallel_size,
                 expert_tensor_parallel_size=args.expert_tensor_parallel_size,
                 create_gloo_process_groups=False,
+                get_embedding_ranks=embedding_ranks,
             )
             # Modules fork the generators of this tracker where they initialize weights.
             tensor_random.model_parallel_cuda_manual_seed(args.seed)
@@ -71,7 +74,7 @@ class FakedWorld:
 def faked_world(config: Config) -> Iterator[FakedWorld]:
     """Parse and validate a config's flags in a world of its full size; no rank exists yet.
 
-    One such world a process: Megatron keeps its arguments in a module's variable.
+    One such world at a time: Megatron keeps its arguments in modules' variables, which are cleared on exit.
 
     Args:
         config: Resolved config; its device is not asked for.
@@ -85,8 +88,23 @@ def faked_world(config: Config) -> Iterator[FakedWorld]:
         stack.enter_context(plain_torch())
         # Most parameters are made on the current device by name.
         stack.replace(torch.cuda, "current_device", lambda: META)
+        stack.replace(argparse.ArgumentParser, "error", _raise)
         stack.replace(sys, "argv", [sys.argv[0], *flags, *extra])
+        stack.callback(_forget_arguments)
         yield FakedWorld(world_size)
+
+
+def _raise(parser: argparse.ArgumentParser, message: str) -> None:
+    """Raise what the parser would print before it ends the process."""
+    raise ValueError(message)
+
+
+def _forget_arguments() -> None:
+    from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
+    from megatron.training.global_vars import destroy_global_vars
+
+    destroy_num_microbatches_calculator()
+    destroy_global_vars()
 
 
 @contextlib.contextmanager

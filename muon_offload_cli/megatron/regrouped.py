@@ -1,8 +1,8 @@
 """Loading a checkpoint whose parameter groups were cut otherwise.
 
-Experts have a group of their own only under expert parallelism. Megatron merges the saved list of groups into the
-present one (megatron/core/dist_checkpointing/serialization.py, `load`) and gives up where their lengths differ,
-although a group holds nothing but settings and a step count.
+Experts have a group of their own only under expert parallelism. Megatron merges the saved list of groups into
+the present one (megatron/core/dist_checkpointing/serialization.py, `load`) and gives up where their lengths
+differ, although a group holds nothing but settings and a step count.
 """
 
 from __future__ import annotations

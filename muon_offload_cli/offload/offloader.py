@@ -171,7 +171,7 @@ class StateOffloader:
             self.drop_cache()
 
     def drop_cache(self) -> None:
-        """Let go of what readers of `resting` brought into the page cache, which a memory limit would count."""
+        """Let go of what readers of `resting` brought into the page cache, which a memory limit counts."""
         for store in self.stores.values():
             store.drop_cache()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from muon_offload_cli.config.rules.family import is_layer_wise
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.planner.inventory import Inventory
-from muon_offload_cli.planner.ownership import Buckets, deal, pack, slice_bytewise
+from muon_offload_cli.planner.ownership import deal, pack, slice_bytewise
 from muon_offload_cli.planner.pipeline import argument
 from muon_offload_cli.planner.tensors import Optimizer, TensorInfo
 from muon_offload_cli.topology import Topology
@@ -110,7 +110,10 @@ class _Stage:
         elif config.megatron.param_layout:
             self._pack(config, tensors, stage)
         else:
-            self._assign(tensors, deal(tensors, dense_ranks, expert_ranks))
+            # Dealt by size, the optimizer also holds them by size.
+            owners = deal(tensors, dense_ranks, expert_ranks)
+            by_size = sorted(range(len(tensors)), key=lambda index: tensors[index].numel)
+            self._assign([tensors[index] for index in by_size], [owners[index] for index in by_size])
 
     def share(self, place: Place) -> Share:
         dense, expert = self._muon[False][place.dense], self._muon[True][place.expert]
@@ -136,24 +139,24 @@ class _Stage:
                 self._adam[tensor.expert] = [kept + tensor.numel for kept in self._adam[tensor.expert]]
         if bytewise:
             for expert in (False, True):
-                self._slice([t for t in tensors if t.expert is expert], expert, Buckets(size=None))
+                self._slice([t for t in tensors if t.expert is expert], expert, None)
 
     def _pack(self, config: Config, tensors: Sequence[TensorInfo], stage: int) -> None:
         for chunk in sorted({tensor.chunk for tensor in tensors}):
-            buckets = Buckets(size=_bucket_size(config, self._held, len(self._adam[False]), stage, chunk))
+            bucket_size = _bucket_size(config, self._held, len(self._adam[False]), stage, chunk)
             for expert in (False, True):
                 group = [t for t in tensors if t.chunk == chunk and t.expert is expert]
                 matrices = [t for t in group if t.optimizer is Optimizer.MUON]
-                self._assign(matrices, pack(matrices, len(self._muon[expert]), buckets))
-                self._slice([t for t in group if t.optimizer is Optimizer.ADAM], expert, buckets)
+                self._assign(matrices, pack(matrices, len(self._muon[expert]), bucket_size))
+                self._slice([t for t in group if t.optimizer is Optimizer.ADAM], expert, bucket_size)
 
-    def _slice(self, tensors: Sequence[TensorInfo], expert: bool, buckets: Buckets) -> None:
-        for rank, pieces in enumerate(slice_bytewise(tensors, len(self._adam[expert]), buckets)):
+    def _slice(self, tensors: Sequence[TensorInfo], expert: bool, bucket_size: int | None) -> None:
+        for rank, pieces in enumerate(slice_bytewise(tensors, len(self._adam[expert]), bucket_size)):
             self._adam[expert][rank] += sum(pieces.values())
 
 
 def _bucket_size(config: Config, parameters: int, ranks: int, stage: int, chunk: int) -> int | None:
-    """Elements of a bucket; later stages and chunks have one bucket (``get_model`` in training/training.py)."""
+    """Return the elements of a bucket; later stages and chunks have one bucket (Megatron's ``get_model``)."""
     split = argument(config, "overlap_grad_reduce")
     if not split or stage > 0 or chunk > 0 or argument(config, "overlap_param_gather_with_optimizer_step"):
         return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.machine.filesystem import Mount
 from muon_offload_cli.offload.settings import OffloadSettings
@@ -14,21 +16,24 @@ from muon_offload_cli.units import GIB, format_bytes
 
 KEY = "offload.directory"
 
+TB = 10**12
+"""Drives are sold in powers of ten."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """What this machine has for the state of its ranks.
+    """What a machine has for the state of its ranks.
 
     Attributes:
-        mount: Filesystem of the offload directory; None if no engine uses one.
-        others: Other filesystems of this machine that this user may write to.
-        headroom_bytes: Host memory that this job could still take.
+        mount: Filesystem of the offload directory; None if no engine uses one, or nothing is known of it.
+        others: Other filesystems of the machine that this user may write to.
+        headroom_bytes: Host memory that the job could still take; None: not known.
         checkpoints_here: Checkpoints that this run will leave on the same filesystem.
     """
 
     mount: Mount | None
     others: Sequence[Mount]
-    headroom_bytes: int
+    headroom_bytes: int | None
     checkpoints_here: int = 0
 
 
@@ -39,9 +44,9 @@ class Fit:
     Attributes:
         needed_bytes: What ranks of the fullest machine reserve in the offload directory.
         checkpoint_bytes: What this machine's part of the checkpoints takes on the same filesystem.
-        free_bytes: What is free there; None if no directory is used.
+        free_bytes: What is free there; None if no directory is used or nothing is known of it.
         host_needed_bytes: Host memory for state and staging.
-        headroom_bytes: Host memory that there is.
+        headroom_bytes: Host memory that there is; None: not known.
         problems: Why it does not fit, each with what would make it fit; empty if it fits.
     """
 
@@ -49,7 +54,7 @@ class Fit:
     checkpoint_bytes: int
     free_bytes: int | None
     host_needed_bytes: int
-    headroom_bytes: int
+    headroom_bytes: int | None
     problems: tuple[Problem, ...]
 
     @property
@@ -61,6 +66,27 @@ class Fit:
     def fits(self) -> bool:
         """Nothing stands in the way."""
         return not self.problems
+
+
+def cluster_place(config: Config) -> Place:
+    """Return what a node of the cluster that the recipe names has, as far as its file says."""
+    cluster = config.cluster
+    mount = None
+    if cluster.drives and cluster.drive_tb:
+        total = round(cluster.drives * cluster.drive_tb * TB)
+        mount = Mount(
+            directory=Path(config.offload.directory or "/"),
+            existing=Path("/"),
+            mount_point=f"a node of cluster={cluster.name}",
+            kind=f"{cluster.drives} drives",
+            is_memory=False,
+            is_network=False,
+            total_bytes=total,
+            free_bytes=total,
+            writable=True,
+        )
+    memory = None if cluster.host_memory_gb is None else round(cluster.host_memory_gb * GIB)
+    return Place(mount=mount, others=(), headroom_bytes=memory)
 
 
 def judge_fit(
@@ -78,14 +104,14 @@ def judge_fit(
         replan: Plans the same model under other settings, to compute what would fit.
     """
     node = plan.heaviest_node
-    needed = node.disk_bytes if place.mount else 0
+    needed = node.disk_bytes
     checkpoints = place.checkpoints_here * math.ceil(plan.checkpoint_bytes / len(plan.nodes))
     host = node.host_bytes + node.staging_bytes
     problems = []
     if place.mount and needed + checkpoints > place.mount.free_bytes:
         problems.append(_no_room(plan, place, place.mount, checkpoints, settings, replan))
-    if host > place.headroom_bytes:
-        problems.append(_no_memory(plan, place, host, settings))
+    if place.headroom_bytes is not None and host > place.headroom_bytes:
+        problems.append(_no_memory(plan, place.headroom_bytes, host, settings))
     return Fit(
         needed_bytes=needed,
         checkpoint_bytes=checkpoints if place.mount else 0,
@@ -135,14 +161,14 @@ def _other_mounts(others: Sequence[Mount], mount: Mount, disk_bytes: int, checkp
 
 
 def _more_nodes(plan: RunPlan, room: int) -> Iterator[str]:
-    """Each node holds its share of one state as long as data-parallel ranks take the parameters from others."""
+    """Each node holds its share of the state as long as data-parallel ranks take parameters from others."""
     state = sum(node.disk_bytes for node in plan.nodes)
     # No rank can hold less than its largest parameter, so there is an end to it.
-    least = len(plan.kinds) and plan.largest and plan.largest.state_bytes
-    if room > 0 and least and room >= least:
+    if plan.largest is not None and room >= plan.largest.state_bytes:
         nodes = math.ceil(state / room)
         if nodes > len(plan.nodes):
-            yield f"launcher.nodes={nodes} at the same parallel sizes (about {format_bytes(state / nodes)} a node)"
+            share = format_bytes(state / nodes)
+            yield f"launcher.nodes={nodes} at the same parallel sizes (about {share} a node)"
 
 
 def _smaller_fraction(
@@ -168,7 +194,7 @@ def _more_memory(
     """Find the smallest budget in GiB whose chunks leave a disk part that fits."""
     node = plan.heaviest_node
     ranks = sum(len(kind.ranks) for kind in plan.kinds) // len(plan.nodes)
-    most = (place.headroom_bytes - node.staging_bytes) // GIB
+    most = ((place.headroom_bytes or 0) - node.staging_bytes) // GIB
 
     def fits(gib: int) -> bool:
         own = replace(settings, host_bytes=gib * GIB // ranks)
@@ -183,13 +209,13 @@ def _more_memory(
     yield f"offload.host_memory_gb={high}"
 
 
-def _no_memory(plan: RunPlan, place: Place, host: int, settings: OffloadSettings) -> Problem:
+def _no_memory(plan: RunPlan, headroom: int, host: int, settings: OffloadSettings) -> Problem:
     node = plan.heaviest_node
-    has = f"and this job may still take {format_bytes(place.headroom_bytes)}"
+    has = f"and this job may still take {format_bytes(headroom)}"
     if settings.engine == "host":
         fix = "offload.engine=disk"
     elif node.host_bytes:
-        most = max(0, place.headroom_bytes - node.staging_bytes) // GIB
+        most = max(0, headroom - node.staging_bytes) // GIB
         fix = f"offload.host_memory_gb={most}"
     else:
         fix = "lower offload.staging_mb"

@@ -1,7 +1,8 @@
 """The parameters of one transformer layer on one rank, in the order in which Megatron registers them.
 
-Sources: megatron/core/transformer/{transformer_layer,attention,mlp}.py, moe/{moe_layer,experts,router,
-shared_experts}.py, of megatron-core 0.19.2. A module's own parameters come before those of its children.
+Sources: megatron/core/transformer/{transformer_layer,mlp,multi_token_prediction}.py and moe/{moe_layer,
+experts,router,shared_experts}.py of megatron-core 0.19.2. A module's own parameters come before those of its
+children.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from muon_offload_cli.config.schema import ModelConfig
+from muon_offload_cli.planner.attention import attention, gated_delta_net, norm_is_fused
 from muon_offload_cli.planner.tensors import Layers, Piece, column_cut, fused_norm, norm, row_cut
 from muon_offload_cli.topology import Topology
 
@@ -28,62 +30,58 @@ class LayerBuild:
     sizes: Topology
     layers: Layers
 
-    @property
-    def fused(self) -> bool:
-        """Norms before a linear layer live inside it."""
-        return self.layers is Layers.TRANSFORMER_ENGINE
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerKind:
+    """What tells the layers of a model apart.
 
-def layer_pieces(build: LayerBuild, *, moe: bool) -> Iterator[Piece]:
-    """Yield a layer's parameters.
-
-    Args:
-        build: What it is built from.
-        moe: Its feed-forward part is a mixture of experts.
+    Attributes:
+        moe: The feed-forward part is a mixture of experts.
+        linear: Attention is linear.
     """
-    model = build.model
-    if not build.fused:
+
+    moe: bool
+    linear: bool
+
+
+def layer_pieces(build: LayerBuild, kind: LayerKind) -> Iterator[Piece]:
+    """Yield the parameters of a layer of one kind."""
+    model, tp = build.model, build.sizes.tp
+    if not norm_is_fused(model, build.layers, linear=kind.linear):
         yield from norm("input_layernorm", model.hidden_size, model.normalization)
-    for piece in _attention(build):
+    make = gated_delta_net if kind.linear else attention
+    for piece in make(model, tp, build.layers):
         yield piece.below("self_attention")
     # Transformer Engine fuses this norm into the feed-forward part of a dense layer only.
-    if moe or not build.fused:
+    if kind.moe or build.layers is not Layers.TRANSFORMER_ENGINE:
         yield from norm("pre_mlp_layernorm", model.hidden_size, model.normalization)
-    for piece in _experts_layer(build) if moe else _dense(build):
+    for piece in _experts_layer(build) if kind.moe else _dense(build):
         yield piece.below("mlp")
 
 
-def _attention(build: LayerBuild) -> Iterator[Piece]:
-    model, tp = build.model, build.sizes.tp
-    heads = model.num_attention_heads
-    head_size = model.kv_channels or model.hidden_size // heads
-    groups = model.num_query_groups or heads
-    bias = model.add_bias_linear
-    yield from row_cut("linear_proj", model.hidden_size, heads * head_size, tp, bias=bias)
-    if build.fused:
-        yield from fused_norm("linear_qkv", model.hidden_size, model.normalization)
-    yield from column_cut("linear_qkv", (heads + 2 * groups) * head_size, model.hidden_size, tp, bias=bias)
-    if model.qk_layernorm:
-        yield from norm("q_layernorm", head_size, model.normalization)
-        yield from norm("k_layernorm", head_size, model.normalization)
+def further_token_pieces(build: LayerBuild, kind: LayerKind) -> Iterator[Piece]:
+    """Yield a layer that predicts a further token: two norms, their projection, a layer of `kind`, a norm."""
+    model = build.model
+    yield from norm("enorm", model.hidden_size, model.normalization)
+    yield from norm("hnorm", model.hidden_size, model.normalization)
+    yield from column_cut("eh_proj", model.hidden_size, 2 * model.hidden_size, build.sizes.tp, bias=False)
+    for piece in layer_pieces(build, kind):
+        yield piece.below("mtp_model_layer")
+    yield from norm("final_layernorm", model.hidden_size, model.normalization)
 
 
 def _dense(build: LayerBuild) -> Iterator[Piece]:
     model = build.model
-    if build.fused:
+    if build.layers is Layers.TRANSFORMER_ENGINE:
         yield from fused_norm("linear_fc1", model.hidden_size, model.normalization)
     yield from _feed_forward(model, model.ffn_hidden_size, build.sizes.tp)
 
 
 def _feed_forward(model: ModelConfig, size: int, tp: int) -> Iterator[Piece]:
-    yield from _up(model, size, tp)
-    yield from row_cut("linear_fc2", model.hidden_size, size, tp, bias=model.add_bias_linear)
-
-
-def _up(model: ModelConfig, size: int, tp: int) -> Iterator[Piece]:
     # SwiGLU's gate and value lie in one matrix.
     rows = size * (2 if model.swiglu else 1)
     yield from column_cut("linear_fc1", rows, model.hidden_size, tp, bias=model.add_bias_linear)
+    yield from row_cut("linear_fc2", model.hidden_size, size, tp, bias=model.add_bias_linear)
 
 
 def _experts_layer(build: LayerBuild) -> Iterator[Piece]:
@@ -95,6 +93,8 @@ def _experts_layer(build: LayerBuild) -> Iterator[Piece]:
     for piece in _routed(build, experts // build.sizes.ep):
         yield piece.below("experts")
     if moe.shared_expert_ffn_hidden_size:
+        if moe.shared_expert_gate:
+            yield Piece(name="shared_experts.gate_weight", shape=(1, model.hidden_size))
         for piece in _feed_forward(model, moe.shared_expert_ffn_hidden_size, build.sizes.tp):
             yield piece.below("shared_experts")
 
@@ -104,10 +104,11 @@ def _routed(build: LayerBuild, local: int) -> Iterator[Piece]:
     model, sizes = build.model, build.sizes
     size = model.moe.ffn_hidden_size or model.ffn_hidden_size
     one = [
-        Piece(name=piece.name, shape=piece.shape, parts=sizes.etp * sizes.ep, routed=True)
+        Piece(name=piece.name, shape=piece.shape, parts=piece.parts * sizes.ep, routed=True)
         for piece in _feed_forward(model, size, sizes.etp)
     ]
-    if model.moe.grouped_gemm:
+    # Grouped kernels are Transformer Engine's; local layers hold one expert after another.
+    if model.moe.grouped_gemm and build.layers is Layers.TRANSFORMER_ENGINE:
         for piece in one:
             for index in range(local):
                 yield Piece(name=f"{piece.name}{index}", shape=piece.shape, parts=piece.parts, routed=True)

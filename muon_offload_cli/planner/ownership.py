@@ -1,9 +1,9 @@
 """Which data-parallel rank owns each parameter under layer-wise distribution.
 
 Two rules of megatron-core 0.18.2 to 0.19.2, told in our own words from
-megatron/core/optimizer/layer_wise_optimizer.py: bin packing per gradient bucket (``megatron.param_layout=true``)
-and dealing by size (the older path). Dense parameters go to the ranks of the data-and-context-parallel group,
-experts' to those of the expert data-parallel group.
+megatron/core/optimizer/layer_wise_optimizer.py: bin packing per gradient bucket (``megatron.param_layout=
+true``) and dealing by size (the older path). Dense parameters go to the ranks of the data-and-context-
+parallel group, experts' to those of the expert data-parallel group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from muon_offload_cli.planner.tensors import Optimizer, TensorInfo
 from muon_offload_cli.units import round_up
@@ -23,18 +22,7 @@ PADDING_FLOOR = 0.9
 """A bucket that one parameter dominates grows to this part of its padded size (layer_wise_optimizer.py)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Buckets:
-    """How Megatron cuts gradient buffers.
-
-    Attributes:
-        size: Elements of a bucket; None: one bucket a buffer (no ``overlap_grad_reduce``, or a later stage).
-    """
-
-    size: int | None
-
-
-def pack(tensors: Sequence[TensorInfo], ranks: int, buckets: Buckets) -> list[int]:
+def pack(tensors: Sequence[TensorInfo], ranks: int, bucket_size: int | None) -> list[int]:
     """Assign the parameters of one buffer to ranks, bucket by bucket.
 
     A bucket is a run of parameters from the last to the first, closed once it has its size. In it, the
@@ -44,7 +32,7 @@ def pack(tensors: Sequence[TensorInfo], ranks: int, buckets: Buckets) -> list[in
     Args:
         tensors: Parameters of one buffer in the model's order, one model chunk.
         ranks: Size of the group that shares them.
-        buckets: See there.
+        bucket_size: Elements of a bucket; None: one bucket a buffer.
 
     Returns:
         The owner of each, in the order given.
@@ -59,7 +47,7 @@ def pack(tensors: Sequence[TensorInfo], ranks: int, buckets: Buckets) -> list[in
         members.append(index)
         filled += numel
         largest = max(largest, numel)
-        if buckets.size is not None and filled >= max(buckets.size, int(ranks * largest * PADDING_FLOOR)):
+        if bucket_size is not None and filled >= max(bucket_size, int(ranks * largest * PADDING_FLOOR)):
             _pack_bucket(tensors, members, ranks, owners)
             members, filled, largest = [], 0, 0
     _pack_bucket(tensors, members, ranks, owners)
@@ -112,12 +100,14 @@ def group_key(tensor: TensorInfo) -> tuple[bool, bool, bool]:
     return adam, spared, tensor.expert
 
 
-def slice_bytewise(tensors: Sequence[TensorInfo], ranks: int, buckets: Buckets) -> list[dict[int, int]]:
-    """Share one buffer out in equal slices, cutting through parameters, as DistributedOptimizer does for Adam.
+def slice_bytewise(
+    tensors: Sequence[TensorInfo], ranks: int, bucket_size: int | None
+) -> list[dict[int, int]]:
+    """Share one buffer out in equal slices through parameters, as DistributedOptimizer does for Adam.
 
-    Rule of ``_compute_per_buffer_param_layout`` in megatron/core/optimizer/distrib_optimizer.py: from the last
-    parameter to the first, starts aligned, each bucket padded to a multiple of the ranks and of 128; a shared
-    embedding has a bucket of its own.
+    Rule of ``_compute_per_buffer_param_layout`` in megatron/core/optimizer/distrib_optimizer.py: from the
+    last parameter to the first, starts aligned, each bucket padded to a multiple of the ranks and of 128; a
+    shared embedding has a bucket of its own.
 
     Returns:
         For each rank, the elements it holds of each parameter that it holds any of, by index.
@@ -141,7 +131,7 @@ def slice_bytewise(tensors: Sequence[TensorInfo], ranks: int, buckets: Buckets) 
             begin = cursor = close(cursor)
         spans.append((index, cursor, cursor + tensor.numel))
         cursor += tensor.numel
-        full = buckets.size is not None and cursor - begin >= buckets.size
+        full = bucket_size is not None and cursor - begin >= bucket_size
         if full or tensor.shared_embedding:
             begin = cursor = close(cursor)
     if spans:

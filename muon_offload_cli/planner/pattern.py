@@ -15,33 +15,58 @@ def moe_layers(pattern: str | None, num_layers: int) -> list[bool]:
 
     Args:
         pattern: ``model.moe.layer_freq``: a number N (layers 0, N, 2N ...), a list expression, or None for
-            every layer (``moe_freq_type`` in megatron/training/arguments.py and ``get_gpt_decoder_layer_specs``
-            in megatron/core/models/gpt/gpt_layer_specs.py).
+            every layer (``moe_freq_type`` in megatron/training/arguments.py, ``get_moe_layer_pattern`` in
+            megatron/core/models/gpt).
         num_layers: How many layers there are.
 
     Raises:
         UserError: The pattern cannot be read, or names another number of layers.
     """
-    key = "model.moe.layer_freq"
     if pattern is None:
         return [True] * num_layers
+    every = _number(pattern)
+    if every:
+        return [index % every == 0 for index in range(num_layers)]
+    return _listed("model.moe.layer_freq", pattern, num_layers)
+
+
+def linear_layers(pattern: str | None, num_layers: int) -> list[bool]:
+    """Return for each layer whether its attention is linear.
+
+    Args:
+        pattern: ``model.linear_attention_freq``: a number N (every N-th layer keeps softmax attention), or a
+            list expression (``get_linear_attention_pattern`` in megatron/core/models/gpt/
+            experimental_attention_variant_module_specs.py).
+        num_layers: How many layers there are.
+
+    Raises:
+        UserError: The pattern is missing or cannot be read, or names another number of layers.
+    """
+    key = "model.linear_attention_freq"
+    if pattern is None:
+        raise wrong(f"{key} is not set: it says which layers are linear.", f"{key}=4", key)
+    every = _number(pattern)
+    if every:
+        return [(index + 1) % every != 0 for index in range(num_layers)]
+    return _listed(key, pattern, num_layers)
+
+
+def _number(pattern: str) -> int:
     text = str(pattern).strip()
-    if text.isdecimal() and int(text) > 0:
-        return [index % int(text) == 0 for index in range(num_layers)]
+    return int(text) if text.isdecimal() else 0
+
+
+def _listed(key: str, pattern: str, num_layers: int) -> list[bool]:
     fix = f"{key}='([0]*1+[1]*{max(num_layers - 1, 0)})'"
     try:
-        value = _evaluate(ast.parse(text, mode="eval").body)
+        value = _evaluate(ast.parse(str(pattern).strip(), mode="eval").body)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise wrong(f"{key}={text} is neither a number nor a list expression.", fix, key) from error
+        raise wrong(f"{key}={pattern} is neither a number nor a list expression.", fix, key) from error
     if not isinstance(value, list) or any(entry not in (0, 1) for entry in value):
-        raise wrong(f"{key}={text} is no list of 0 and 1.", fix, key)
+        raise wrong(f"{key}={pattern} is no list of 0 and 1.", fix, key)
     if len(value) != num_layers:
-        raise wrong(
-            f"{key}={text} names {len(value)} layers, and model.num_layers={num_layers}.",
-            fix,
-            key,
-            "model.num_layers",
-        )
+        what = f"{key}={pattern} names {len(value)} layers, and model.num_layers={num_layers}."
+        raise wrong(what, fix, key, "model.num_layers")
     return [entry == 1 for entry in value]
 
 

@@ -139,7 +139,7 @@ class Planner:
     def __init__(self, config: Config, layers: Layers) -> None:
         self._config = config
         self.inventory: Inventory = take_inventory(config, layers)
-        self._layers = layers
+        self.layers = layers
         self._distribution = Distribution(config, self.inventory)
         self._places = ranks_by_place(self.inventory.sizes)
 
@@ -152,7 +152,7 @@ class Planner:
         total = inventory.parameters()
         return RunPlan(
             engine=settings.engine,
-            layers=self._layers,
+            layers=self.layers,
             parameters=total,
             muon_parameters=muon,
             adam_parameters=total - muon,

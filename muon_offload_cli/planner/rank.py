@@ -1,4 +1,4 @@
-"""What one rank holds and moves: its chunks by tier, its bytes, its memory, and what a step reads and writes."""
+"""What one rank holds and moves: chunks by tier, bytes, memory, and what a step reads and writes."""
 
 from __future__ import annotations
 

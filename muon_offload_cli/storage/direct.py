@@ -38,4 +38,3 @@ class DirectStore(FileStore):
             raise ValueError(
                 f"a buffer at {address:#x} is not aligned to {ALIGNMENT}, which direct I/O needs"
             )
-

@@ -1,9 +1,9 @@
 """Measure a drive as the engine uses it: ``python -m muon_offload_cli.storage.drive_probe DIRECTORY``.
 
-Prints one JSON object a line: first what is measured (``{"size": ..., "direct": ...}``), then one object a case
-(``{"request_bytes", "threads", "way", "read", "written", "seconds"}``, rates in bytes a second), last
-``{"done": true}``; or ``{"problems": [...]}`` where it cannot be done. The file has no name and its blocks are
-reserved before anything is written, so that neither a full drive nor a kill leaves anything behind.
+Prints one JSON object a line: first what is measured (``{"size": ..., "direct": ...}``), then one object a
+case (``{"request_bytes", "threads", "way", "read", "written", "seconds"}``, rates in bytes a second), last
+``{"done": true}``; or ``{"problems": [...]}`` where it cannot be done. The file has no name and its blocks
+are reserved before anything is written, so that neither a full drive nor a kill leaves anything behind.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Case:
 def measure(store: DirectStore, seconds: float, seed: int = 0) -> Iterator[Case]:
     """Yield one case after another, each about `seconds` long.
 
-    Readers and writers have halves of the file of their own, at random places: the order of chunks alternates,
-    so a drive's read-ahead is no help to the engine either.
+    Readers and writers have halves of the file of their own, at random places: the order of chunks
+    alternates, so a drive's read-ahead is no help to the engine either.
     """
     largest = max(
         request * threads for request in REQUESTS for threads in THREADS if _allowed(request, threads)

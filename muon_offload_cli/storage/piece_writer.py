@@ -1,7 +1,7 @@
 """Writing a large file from many sources at once, piece by piece, hashing on the way.
 
-A checkpoint is written from memory, and from extents of a store that passes the page cache by. Reading such an
-extent through its mapping would fault it in page by page; here it is read with direct I/O into a few buffers
+A checkpoint is written from memory, and from extents of a store that passes the page cache by. Reading such
+an extent through its mapping would fault it in page by page; here it is read with direct I/O into a few buffers
 while earlier pieces are written.
 """
 
@@ -117,9 +117,10 @@ class PieceWriter(io.RawIOBase):
         for start in range(0, view.nbytes, PIECE_BYTES):
             part = view[start : start + PIECE_BYTES]
             if found is not None and found[0].direct:
-                begun.append(self._submit(self._from_store, found[0], found[1] + start, part.nbytes))
+                piece = found[0], found[1] + start, part.nbytes
+                begun.append(self._submit(part.nbytes, self._from_store, *piece))
             else:
-                begun.append(self._submit(self._from_memory, part))
+                begun.append(self._submit(part.nbytes, self._from_memory, part))
         if found is None:
             self._wait_for(set(begun))
         return view.nbytes
@@ -128,14 +129,15 @@ class PieceWriter(io.RawIOBase):
         if self._small:
             data, self._small = self._small, bytearray()
             self._position -= len(data)
-            self._submit(self._from_memory, memoryview(data))
+            self._submit(len(data), self._from_memory, memoryview(data))
 
-    def _submit(self, task: Callable[..., tuple[int, str]], *arguments: object) -> Future[tuple[int, str]]:
+    def _submit(
+        self, nbytes: int, task: Callable[..., tuple[int, str]], *arguments: object
+    ) -> Future[tuple[int, str]]:
         # Bounded: what is queued keeps memory alive.
         while len(self._waiting) > 64:
             done, self._waiting = wait(self._waiting, return_when=FIRST_COMPLETED)
             self._raise_of(done)
-        nbytes = arguments[-1] if isinstance(arguments[-1], int) else len(arguments[-1])  # type: ignore[arg-type]
         future = self._sources.pool.submit(task, *arguments, self._position)
         self._position += nbytes
         self._hashes.append(future)

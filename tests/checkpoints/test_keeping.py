@@ -70,7 +70,7 @@ def test_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert not (tmp_path / SAVING).exists()
 
 
-class Killed(Exception):
+class EndError(Exception):
     """Stands for the end of the process."""
 
 
@@ -85,7 +85,7 @@ def test_an_end_at_any_moment_leaves_the_earlier_one_and_nothing_half_complete(
     sealed = forged.seal(growing, 6)
 
     def die(*_: object, **__: object) -> None:
-        raise Killed
+        raise EndError
 
     match before:
         case "rename":
@@ -96,7 +96,7 @@ def test_an_end_at_any_moment_leaves_the_earlier_one_and_nothing_half_complete(
             monkeypatch.setattr(keeping, "replace_text", die)
         case "rmtree":
             monkeypatch.setattr(shutil, "rmtree", die)
-    with pytest.raises(Killed):
+    with pytest.raises(EndError):
         put_in_place(tmp_path, sealed)
     monkeypatch.undo()
     assert complete(tmp_path) == ([4] if before in ("rename", "seal") else [4, 6])

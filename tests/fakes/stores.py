@@ -29,6 +29,12 @@ class WrappedStore(Store):
         self.reads: list[Extent] = []
         self.writes: list[Extent] = []
 
+    def view_address(self) -> int:
+        return self.inner.view_address()
+
+    def drop_cache(self) -> None:
+        self.inner.drop_cache()
+
     def _read(self, extent: Extent, target: memoryview) -> None:
         self.reads.append(extent)
         self.inner.read_into(extent, target)

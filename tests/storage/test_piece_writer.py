@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muon_offload_cli.storage.buffer import HostBuffer
+from muon_offload_cli.storage.buffer import HostBuffer, address_of
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.memory import MemoryStore
@@ -25,7 +25,9 @@ SIZE = 3 * PIECE_BYTES
 
 @pytest.fixture(params=["direct", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made = DirectStore(tmp_path / "state", SIZE) if request.param == "direct" else MemoryStore(SIZE, pin=False)
+    made = (
+        DirectStore(tmp_path / "state", SIZE) if request.param == "direct" else MemoryStore(SIZE, pin=False)
+    )
     with made, HostBuffer(SIZE) as buffer:
         buffer.memory[:] = os.urandom(SIZE)
         made.write_from(Extent(0, SIZE), buffer.memory)
@@ -114,8 +116,6 @@ def test_reading_a_direct_store_leaves_its_pages_out_of_memory(tmp_path: Path) -
 
 def resident_bytes(view: memoryview) -> int:
     """Bytes of a mapping that are mapped into this process, from smaps."""
-    from muon_offload_cli.storage.direct import address_of
-
     address = address_of(view)
     for block in Path("/proc/self/smaps").read_text().split("VmFlags")[:-1]:
         lines = block.strip().splitlines()

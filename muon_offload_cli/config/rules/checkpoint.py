@@ -1,17 +1,18 @@
-"""Saving and resuming: settings that contradict each other, and flags that take checkpoints out of our hands."""
+"""Saving and resuming: settings that contradict each other, and flags that save another way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from muon_offload_cli.config.rules.exclusive import has_flag
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import has_flag
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 
 UNSERVED: dict[str, str] = {
     "async_save": "a checkpoint is sealed when its save returns, and the next step moves the state",
+    "async_ckpt_use_cpu_shm": "a checkpoint is sealed when its save returns",
     "non_persistent_save_interval": "such a checkpoint is not sealed",
     "non_persistent_ckpt_type": "such a checkpoint is not sealed",
     "no_ckpt_fully_parallel_save": "the first rank of each group would write what all hold",
@@ -32,10 +33,10 @@ def nowhere(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
     if config.checkpoint.directory is not None:
         return
     for key in ("checkpoint.interval", "checkpoint.keep"):
-        if key in written and getattr(config.checkpoint, key.partition(".")[2]):
+        value = getattr(config.checkpoint, key.partition(".")[2])
+        if key in written and value:
             yield Problem(
-                what=f"{key}={getattr(config.checkpoint, key.partition('.')[2])} without checkpoint.directory: "
-                "nothing would be saved.",
+                what=f"{key}={value} without checkpoint.directory: nothing would be saved.",
                 fix="checkpoint.directory=/a/folder/that/all/nodes/reach",
                 keys=(key, "checkpoint.directory"),
             )
@@ -43,7 +44,7 @@ def nowhere(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
     if source == "auto" or source.isdecimal():
         yield Problem(
             what=f"resume={source} looks below checkpoint.directory, which is not set.",
-            fix="checkpoint.directory=/the/folder/of/the/run, or resume=/path/to/checkpoints",
+            fix="checkpoint.directory=/the/folder/of/the/run",
             keys=("resume.source", "checkpoint.directory"),
         )
 
@@ -56,8 +57,8 @@ def weights_only(config: Config, written: Set[str], facts: MachineFacts) -> Iter
     source = config.resume.source
     if source in (None, "none", "auto") or source.isdecimal() or source == config.checkpoint.directory:
         yield Problem(
-            what=f"resume.weights_only=true with resume={source or 'none'}: a new run that begins from weights "
-            "needs the path of another run's checkpoint.",
+            what=f"resume.weights_only=true with resume={source or 'none'}: a new run that begins from "
+            "weights needs the path of another run's checkpoint.",
             fix="resume=/path/to/other/checkpoints",
             keys=("resume.weights_only", "resume.source"),
         )
@@ -71,13 +72,8 @@ def unserved_flags(config: Config, written: Set[str], facts: MachineFacts) -> It
     for flag, reason in UNSERVED.items():
         if has_flag(config, flag):
             yield Problem(
-                what=f"megatron.args.{flag} with checkpoint.directory={config.checkpoint.directory}: {reason}.",
+                what=f"megatron.args.{flag} with checkpoint.directory="
+                f"{config.checkpoint.directory}: {reason}.",
                 fix=f"megatron.args.{flag}=false",
                 keys=(f"megatron.args.{flag}", "checkpoint.directory"),
             )
-    if "ckpt_format" in config.megatron.args:
-        yield Problem(
-            what=f"megatron.args.ckpt_format={config.megatron.args['ckpt_format']}: checkpoints are torch_dist.",
-            fix="megatron.args.ckpt_format=null",
-            keys=("megatron.args.ckpt_format",),
-        )

@@ -1,0 +1,137 @@
+"""What a real run does when its drive, its machine or its user fails it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import fake_torchrun
+import pytest
+
+from tests.end_to_end.runs import DP2, TP2, Run, command, environment, state, train
+from tests.fakes.drive import small_filesystem
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "after", "words"),
+    [
+        ("read", TP2, 40, ("read", "EIO", "Input/output error")),
+        ("write", DP2, 70, ("write", "EIO", "Input/output error")),
+        ("short", TP2, 25, ("read", "the file ends there", "file size")),
+    ],
+)
+def test_a_drive_error_on_one_rank_stops_the_run_with_path_and_cause(
+    tmp_path: Path, directory: Path, kind: str, layout: tuple[str, ...], after: int, words: tuple[str, ...]
+) -> None:
+    fault = {"rank": 1, "kind": kind, "after": after}
+    run = train(tmp_path / "run", *layout, *state(directory), "train.steps=500", fault=fault)
+    assert run.exit_code == 4, run.output
+    assert "rank 1 failed with StoreError" in run.output
+    for word in (str(directory), *words):
+        assert word in run.output
+    failure = run.summary["failure"]
+    assert failure["rank"] == 1
+    report = run.reports[1]
+    assert report.error.startswith("StoreError: ")
+    assert str(directory) in report.error
+    assert not report.finished
+    assert 0 < len(run.records(1)) < 500
+    ended = time.time()
+    # From the report of the failing rank to the end of everything, the launcher included.
+    assert ended - (run.folder / "reports" / "rank_1.json").stat().st_mtime < 30
+    assert not directory.exists()
+
+
+def test_a_write_that_fails_after_the_last_step_is_no_success(tmp_path: Path, directory: Path) -> None:
+    # One chunk of one piece: written once at birth and once a step, and the last of these fails.
+    words = (*DP2, *state(directory), "offload.chunk_mb=0", "train.steps=2")
+    run = train(tmp_path / "run", *words, fault={"rank": 0, "kind": "write", "after": 2})
+    assert [len(run.records(rank)) for rank in (0, 1)] == [2, 2]
+    assert run.exit_code == 4, run.output
+    assert str(directory) in run.output
+    assert not run.reports[0].finished
+    assert "EIO" in run.reports[0].error
+
+
+def test_a_rank_that_quietly_keeps_its_state_in_memory_fails_the_run(tmp_path: Path, directory: Path) -> None:
+    run = train(
+        tmp_path / "run", *DP2, *state(directory), "train.steps=2", fault={"rank": 1, "kind": "memory"}
+    )
+    assert run.exit_code == 4, run.output
+    last = run.output.splitlines()[-1]
+    assert last.startswith("1 of 2 ranks: state on disk")
+    assert "rank 1 kept its state in memory" in last
+    assert run.reports[1].finished
+
+
+def test_a_killed_rank_leaves_no_process_and_no_bytes(tmp_path: Path, directory: Path) -> None:
+    folder = tmp_path / "run"
+    words = command(folder, *DP2, *state(directory), "train.steps=5000")
+    process = subprocess.Popen(
+        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    )
+    try:
+        run = Run(folder=folder, exit_code=0, output="", seconds=0)
+        assert fake_torchrun.wait_until(lambda: len(run.records(1)) > 2, timeout_s=60)
+        pid = run.reports[1].pid
+        assert _state_files(directory) >= 2
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert time.monotonic() - killed < 30
+    assert process.returncode == 4, output
+    assert "rank 1 died of signal 9 (SIGKILL)" in output
+    assert fake_torchrun.processes_of(tmp_path) == []
+    assert _state_files(directory) == 0
+    assert not directory.exists()
+
+
+def _state_files(directory: Path) -> int:
+    """Open files without a name in `directory`, of all processes."""
+    found = 0
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            found += str(link.readlink()).startswith(str(directory))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_filesystem_that_is_too_small_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with small_filesystem(tmp_path) as mounted:
+        directory = mounted / "state"
+        free_before = os.statvfs(mounted).f_bavail
+        run = train(
+            tmp_path / "run",
+            *DP2,
+            *state(directory),
+            "model=tiny_dense",
+            "model.hidden_size=512",
+            "model.ffn_hidden_size=2048",
+            "model.num_layers=6",
+        )
+        assert run.exit_code == 3, run.output
+        assert str(mounted) in run.output
+        assert " free" in run.output
+        assert "MiB" in run.output
+        assert "fix:" in run.output
+        assert "Traceback" not in run.output
+        assert not run.records(0)
+        assert not directory.exists()
+        assert os.statvfs(mounted).f_bavail == free_before
+
+
+def test_cuda_on_a_machine_without_it_is_refused_with_a_fix(tmp_path: Path, directory: Path) -> None:
+    run = train(tmp_path / "run", *DP2, *state(directory), "device=cuda", CUDA_VISIBLE_DEVICES="")
+    if "torch sees" not in run.output and run.exit_code == 0:
+        pytest.skip("this machine has CUDA devices that cannot be hidden")
+    assert run.exit_code in (2, 3), run.output
+    assert "device=cpu" in run.output
+    assert "Traceback" not in run.output
+    assert not directory.exists()

@@ -1,0 +1,64 @@
+"""Flags of real models: pure, from the config alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muon_offload_cli.config.compose import compose
+from muon_offload_cli.config.locations import find_recipes
+from muon_offload_cli.megatron.flags import megatron_flags
+
+
+def flags(*words: str, device: str = "cpu", transformer_engine: bool = False) -> dict[str, Any]:
+    config = compose(words[0], words[1:]).config
+    listed = megatron_flags(config, device=device, transformer_engine=transformer_engine, data_prefix=None)
+    given: dict[str, list[str]] = {}
+    for word in listed:
+        if word.startswith("--"):
+            assert word not in given, f"{word} twice"
+            current = given.setdefault(word.removeprefix("--"), [])
+        else:
+            current.append(word)
+    return {name: " ".join(values) for name, values in given.items()}
+
+
+@pytest.mark.parametrize("name", sorted(find_recipes()))
+def test_no_flag_is_given_twice(name: str) -> None:
+    assert flags(name)["num-layers"]
+
+
+def test_latent_attention_replaces_query_groups() -> None:
+    given = flags("moonlight_16b_a3b")
+    assert "group-query-attention" not in given
+    assert "q-lora-rank" not in given
+    assert (given["kv-lora-rank"], given["qk-head-dim"], given["v-head-dim"]) == ("512", "128", "128")
+    assert given["moe-layer-freq"] == "([0]*1+[1]*26)"
+    assert given["moe-router-topk-scaling-factor"] == "2.446"
+
+
+def test_a_dense_model_gets_no_flag_of_experts_or_of_other_attention() -> None:
+    given = flags("qwen3_4b")
+    assert not [name for name in given if name.startswith(("moe-", "linear-", "mtp-", "experimental"))]
+    assert "multi-latent-attention" not in given
+    assert "untie-embeddings-and-output-weights" not in given
+
+
+def test_qwen35_gets_every_kind_of_layer() -> None:
+    given = flags("qwen35_35b")
+    assert given["experimental-attention-variant"] == "gated_delta_net"
+    assert (given["linear-attention-freq"], given["mtp-num-layers"]) == ("4", "1")
+    assert {"attention-output-gate", "apply-layernorm-1p", "moe-shared-expert-gate"} <= set(given)
+    assert (given["expert-tensor-parallel-size"], given["rotary-percent"]) == ("1", "0.25")
+
+
+def test_uneven_and_virtual_stages_are_passed_on() -> None:
+    assert flags("kimi_k2")["decoder-last-pipeline-num-layers"] == "2"
+    assert flags("deepseek_v3")["pipeline-model-parallel-layout"] == "Et*3|(tt|)*29m|L"
+
+
+def test_the_fused_rotation_is_left_out_where_transformer_engine_refuses_it() -> None:
+    assert "no-rope-fusion" in flags("moonlight_16b_a3b", device="cuda", transformer_engine=True)
+    assert "no-rope-fusion" not in flags("kimi_k2", device="cuda", transformer_engine=True)
+    assert "no-rope-fusion" in flags("kimi_k2")
