@@ -24,10 +24,10 @@ def make_room(directory: Path) -> Path:
 
 
 def put_in_place(directory: Path, seal: Seal) -> Path:
-    """Move a finished checkpoint to its name, seal it, and point Megatron's tracker at it.
+    """Move a finished checkpoint to its name, seal it, and let Megatron's tracker say so.
 
-    A checkpoint of the same step that stands there is replaced. Whenever this is interrupted, no folder counts
-    as complete that is not.
+    A checkpoint of the same step that stands there is replaced. Wherever this is interrupted, no folder
+    counts as complete that is not.
 
     Raises:
         OSError: As the file system reports it.

@@ -2,8 +2,8 @@
 
 Megatron's writer (megatron/core/dist_checkpointing/strategies/filesystem_async.py) copies every device tensor
 to host memory before it writes the first one, hands its results through a process of their own, and reads
-host tensors as it writes them. Here device tensors come one at a time, results stay in the process, and files are
-written by a `PieceWriter`. On the way back every range is compared with its seal before it is loaded.
+host tensors as it writes them. Here device tensors come one at a time, results stay in the process, and files
+are written by a `PieceWriter`. On the way back every range is compared with its seal before it is loaded.
 """
 
 from __future__ import annotations

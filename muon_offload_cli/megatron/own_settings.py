@@ -1,7 +1,7 @@
 """Going on with this run's learning rate, weight decay and momentum, not those of the checkpoint.
 
-Megatron tells saved parameter groups apart by their values, learning rate and weight decay among them, so that
-a run with another learning rate finds no group of its own (`param_group_identifier_keys` in
+Megatron tells saved parameter groups apart by their values, learning rate and weight decay among them, so
+that a run with another learning rate finds no group of its own (`param_group_identifier_keys` in
 megatron/core/optimizer/optimizer.py); and a saved momentum overrules the one that the run was given.
 """
 

@@ -1,8 +1,8 @@
 """Writing a large file from many sources at once, piece by piece, hashing on the way.
 
 A checkpoint is written from memory, and from extents of a store that passes the page cache by. Reading such
-an extent through its mapping would fault it in page by page; here it is read with direct I/O into a few buffers
-while earlier pieces are written.
+an extent through its mapping would fault it in page by page; here it is read with direct I/O into a few
+buffers while earlier pieces are written.
 """
 
 from __future__ import annotations

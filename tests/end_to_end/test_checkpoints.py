@@ -1,0 +1,480 @@
+"""Saving, resuming and resharding real runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from muon_offload_cli.checkpoints.listing import content_fault, list_checkpoints
+from muon_offload_cli.checkpoints.names import SAVING, step_folder
+from muon_offload_cli.records import RankReport
+from tests.end_to_end import runs
+from tests.end_to_end.runs import DP2, TP2_EP2, Run
+from tests.fakes.drive import directory_on_a_drive
+
+STEPS = 8
+ONE = ("launcher=one_rank", "parallel=data")
+ROUNDING = 2e-3
+"""Relative difference of losses between layouts: sums in bf16 have another order."""
+
+
+def engine_words(engine: str, directory: Path) -> tuple[str, ...]:
+    if engine in ("disk", "mapped"):
+        return f"offload={engine}", f"offload.directory={directory}"
+    return (f"offload={engine}",)
+
+
+def saving(directory: Path, interval: int = 0) -> tuple[str, ...]:
+    return f"checkpoint.directory={directory}", *([f"checkpoint.interval={interval}"] if interval else [])
+
+
+def losses(run: Run) -> dict[int, float]:
+    return {record.step: record.loss for record in run.records(0) if record.loss is not None}
+
+
+def complete(directory: Path) -> list[int]:
+    return [each.step for each in list_checkpoints(directory) if each.complete]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A run and where it saved."""
+
+    run: Run
+    checkpoints: Path
+    root: Path
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Four ranks, TP2/EP2, state resident, a checkpoint every second step."""
+    root = tmp_path_factory.mktemp("straight")
+    run = runs.train(
+        root / "run", *TP2_EP2, "offload=none", f"train.steps={STEPS}", *saving(root / "saved", interval=2)
+    )
+    assert run.exit_code == 0, run.output
+    return Saved(run=run, checkpoints=root / "saved", root=root)
+
+
+@pytest.fixture(scope="module")
+def streamed(straight: Saved, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """The same from step 2 on, with its state on disk, saving too."""
+    root = tmp_path_factory.mktemp("streamed")
+    state = directory_on_a_drive(root) / "state"
+    run = runs.train(
+        root / "run",
+        *TP2_EP2,
+        *engine_words("disk", state),
+        f"train.steps={STEPS}",
+        f"resume={straight.checkpoints}/iter_0000002",
+        *saving(root / "saved", interval=2),
+    )
+    assert run.exit_code == 0, run.output
+    return Saved(run=run, checkpoints=root / "saved", root=root)
+
+
+def same_end(straight: Run, resumed: Run) -> None:
+    ends = {rank: report.digests for rank, report in straight.reports.items()}
+    assert {rank: report.digests for rank, report in resumed.reports.items()} == ends
+    later = resumed.curve(0)
+    assert later == [entry for entry in straight.curve(0) if entry[0] >= later[0][0]]
+
+
+def test_a_streamed_run_goes_on_from_a_resident_one_bit_for_bit(straight: Saved, streamed: Saved) -> None:
+    same_end(straight.run, streamed.run)
+    assert streamed.run.reports[0].loaded_step == 2
+    assert complete(streamed.checkpoints) == [4, 6, 8]
+    sealed = list_checkpoints(streamed.checkpoints)[0].seal
+    assert sealed is not None
+    assert (sealed.engine, sealed.layout["tp"], sealed.layout["ep"], sealed.world_size) == ("disk", 2, 2, 4)
+    assert content_fault(step_folder(streamed.checkpoints, 4), sealed) == ""
+
+
+@pytest.mark.parametrize(
+    ("engine", "more"),
+    [("none", ()), ("host", ("offload.chunk_mb=0",)), ("mapped", ("offload.chunk_mb=0.2",))],
+)
+def test_every_engine_goes_on_from_streamed_state_bit_for_bit(
+    straight: Saved, streamed: Saved, tmp_path: Path, directory: Path, engine: str, more: tuple[str, ...]
+) -> None:
+    resumed = runs.train(
+        tmp_path / "run",
+        *TP2_EP2,
+        *engine_words(engine, directory),
+        *more,
+        f"train.steps={STEPS}",
+        f"resume={streamed.checkpoints}/iter_0000006",
+    )
+    assert resumed.exit_code == 0, resumed.output
+    same_end(straight.run, resumed)
+
+
+def test_other_layouts_go_on_and_back_within_rounding(
+    straight: Saved, streamed: Saved, tmp_path: Path, directory: Path
+) -> None:
+    def go_on(name: str, source: Path, steps: int, *words: str) -> Run:
+        run = runs.train(
+            tmp_path / name,
+            *words,
+            f"train.steps={steps}",
+            f"resume={source}",
+            *saving(tmp_path / f"saved_{name}"),
+        )
+        assert run.exit_code == 0, run.output
+        return run
+
+    on_disk = engine_words("disk", directory)
+    two = go_on("two", streamed.checkpoints / "iter_0000004", 6, *DP2, *on_disk, "offload.chunk_mb=0.1")
+    resident = go_on("resident", streamed.checkpoints / "iter_0000004", 6, *DP2, "offload=none")
+    four = go_on(
+        "four",
+        tmp_path / "saved_two",
+        7,
+        "launcher=four_ranks",
+        "parallel=data",
+        "parallel.ep=4",
+        "offload=host",
+    )
+    back = go_on("back", tmp_path / "saved_four", STEPS, *TP2_EP2, *on_disk)
+    same_end(resident, two)
+    expected = losses(straight.run)
+    seen = losses(two) | losses(four) | losses(back)
+    assert sorted(seen) == [5, 6, 7, 8]
+    for step, loss in seen.items():
+        assert loss == pytest.approx(expected[step], rel=ROUNDING)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """One rank, six steps, saved at 2, 4 and 6, kept 2."""
+    root = tmp_path_factory.mktemp("single")
+    state = directory_on_a_drive(root) / "state"
+    run = runs.train(
+        root / "run",
+        *ONE,
+        *engine_words("disk", state),
+        *saving(root / "saved", interval=2),
+        "checkpoint.keep=2",
+    )
+    assert run.exit_code == 0, run.output
+    assert complete(root / "saved") == [4, 6]
+    return Saved(run=run, checkpoints=root / "saved", root=root)
+
+
+def copy_of(single: Saved, tmp_path: Path) -> Path:
+    target = tmp_path / "saved"
+    subprocess.run(["cp", "-r", str(single.checkpoints), str(target)], check=True)
+    return target
+
+
+def test_a_flipped_bit_is_named_and_never_trained_on(single: Saved, tmp_path: Path, directory: Path) -> None:
+    saved = copy_of(single, tmp_path)
+    file = saved / "iter_0000006" / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    run = runs.train(
+        tmp_path / "run",
+        *ONE,
+        *engine_words("disk", directory),
+        *saving(saved),
+        "resume=auto",
+        "train.steps=9",
+    )
+    assert run.exit_code == 2
+    assert f"error: the checkpoint file {file} is damaged between bytes " in run.output
+    assert run.reports[0].steps == 0
+
+
+def test_a_truncated_file_is_passed_over_by_name(single: Saved, tmp_path: Path, directory: Path) -> None:
+    saved = copy_of(single, tmp_path)
+    with (saved / "iter_0000006" / "__0_0.distcp").open("r+b") as stream:
+        stream.truncate(100_000)
+    words = *ONE, *engine_words("disk", directory), *saving(saved), "train.steps=5"
+    run = runs.train(tmp_path / "run", *words, "resume=auto")
+    assert run.exit_code == 0, run.output
+    assert "passes over step 6" in run.output
+    assert "__0_0.distcp is truncated: 100000 of " in run.output
+    assert run.reports[0].loaded_step == 4
+    assert losses(run)[5] == losses(single.run)[5]
+
+
+def test_another_model_is_refused_by_the_names_of_its_tensors(
+    single: Saved, tmp_path: Path, directory: Path
+) -> None:
+    run = runs.train(
+        tmp_path / "run",
+        *ONE,
+        *engine_words("disk", directory),
+        f"resume={single.checkpoints}",
+        "model.moe.ffn_hidden_size=96",
+        "train.steps=9",
+    )
+    assert run.exit_code == 2
+    assert re.search(r"error: .* is not of this model: .*mlp\.experts.* has shape \[.*\], not \[", run.output)
+    assert "Traceback" not in run.output
+
+
+def test_another_learning_rate_and_schedule_load(single: Saved, tmp_path: Path, directory: Path) -> None:
+    run = runs.train(
+        tmp_path / "run",
+        *ONE,
+        *engine_words("disk", directory),
+        f"resume={single.checkpoints}",
+        "optimizer.lr=1e-4",
+        "optimizer.weight_decay=0.2",
+        "optimizer.lr_decay_style=linear",
+        "train.steps=10",
+    )
+    assert run.exit_code == 0, run.output
+    rates = [record.learning_rate for record in run.records(0)]
+    assert rates == pytest.approx([4e-5, 3e-5, 2e-5, 1e-5], rel=0.3)
+
+
+@pytest.mark.parametrize("engine", ["disk", "none"])
+def test_weights_alone_begin_a_new_run_and_masters_follow_them(
+    single: Saved, tmp_path: Path, directory: Path, engine: str
+) -> None:
+    run = runs.train(
+        tmp_path / "run",
+        *ONE,
+        *engine_words(engine, directory),
+        f"resume={single.checkpoints}",
+        "resume.weights_only=true",
+        # As good as none: half of a bf16 weight's last place is larger by far.
+        "optimizer.lr=1e-30",
+        "optimizer.weight_decay=0",
+        "train.steps=2",
+    )
+    assert run.exit_code == 0, run.output
+    assert [record.step for record in run.records(0)] == [1, 2]
+    assert run.reports[0].digests["weights"] == single.run.reports[0].digests["weights"]
+
+
+@dataclass
+class Started:
+    """A launcher that runs, and the first of its ranks."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def report(self) -> RankReport | None:
+        try:
+            return RankReport.read(self.folder / "reports" / "rank_0.json")
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = 90) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def steps(self) -> int:
+        path = self.folder / "metrics" / "rank_0.jsonl"
+        return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    begun: list[Started] = []
+
+    def run(*words: str) -> Started:
+        folder = tmp_path / f"run_{len(begun)}"
+        process = subprocess.Popen(
+            runs.command(folder, *words),
+            env=runs.environment(),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        begun.append(Started(process=process, folder=folder))
+        return begun[-1]
+
+    yield run
+    for each in begun:
+        each.process.kill()
+        each.process.communicate()
+
+
+def test_sigterm_saves_after_the_step_and_exits_5(
+    start: Callable[..., Started], tmp_path: Path, directory: Path
+) -> None:
+    saved = tmp_path / "saved"
+    words = *ONE, *engine_words("disk", directory), *saving(saved), "resume=auto"
+    run = start(*words, "train.steps=5000")
+    run.wait_for(lambda: run.steps() >= 2)
+    run.process.send_signal(signal.SIGTERM)
+    output, _ = run.process.communicate(timeout=60)
+    assert run.process.returncode == 5, output
+    (step,) = complete(saved)
+    assert f"saved and ended after step {step} of 5000, as asked; resume=auto goes on" in output
+    resumed = runs.train(tmp_path / "resumed", *words, f"train.steps={step + 1}")
+    assert resumed.exit_code == 0, resumed.output
+    assert list(losses(resumed)) == [step + 1]
+
+
+def test_a_second_sigterm_ends_at_once(
+    start: Callable[..., Started], tmp_path: Path, directory: Path
+) -> None:
+    run = start(*ONE, *engine_words("disk", directory), *saving(tmp_path / "saved"), "train.steps=5000")
+    run.wait_for(lambda: run.steps() >= 1)
+    report = run.report()
+    assert report is not None
+    # A rank that is stopped reaches no step boundary.
+    psutil.Process(report.pid).suspend()
+    run.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGTERM)
+    run.process.communicate(timeout=30)
+    assert run.process.returncode == 128 + signal.SIGTERM
+    assert complete(tmp_path / "saved") == []
+
+
+def test_sigkill_during_a_save_leaves_the_one_before(
+    start: Callable[..., Started], tmp_path: Path, directory: Path
+) -> None:
+    saved = tmp_path / "saved"
+    words = *ONE, *engine_words("disk", directory), *saving(saved, interval=1)
+    run = start(*words, "train.steps=5000")
+    run.wait_for(lambda: len(complete(saved)) >= 2)
+    run.wait_for(lambda: any((saved / SAVING).glob("iter_*/*.distcp")))
+    report = run.report()
+    assert report is not None
+    psutil.Process(report.pid).kill()
+    run.process.communicate(timeout=60)
+    last = max(complete(saved))
+    assert [each.fault for each in list_checkpoints(saved) if each.step > last] in (
+        [],
+        ["its save was interrupted"],
+    )
+    resumed = runs.train(tmp_path / "resumed", *words, "resume=auto", f"train.steps={last + 1}")
+    assert resumed.exit_code == 0, resumed.output
+    assert resumed.reports[0].loaded_step == last
+    assert not (saved / SAVING).exists()
+
+
+def test_a_save_that_cannot_be_written_is_told_and_leaves_the_one_before(
+    single: Saved, tmp_path: Path
+) -> None:
+    saved = copy_of(single, tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Files of this process and its children may not grow beyond this: what a full drive does, without one.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    try:
+        run = runs.train(
+            tmp_path / "run", *ONE, "offload=host", *saving(saved), "resume=auto", "train.steps=7"
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert run.exit_code == 3, run.output
+    assert f"checkpoint.directory={saved} cannot be written: EFBIG (File too large): " in run.output
+    assert complete(saved) == [4, 6]
+    again = runs.train(
+        tmp_path / "again", *ONE, "offload=host", *saving(saved), "resume=auto", "train.steps=7"
+    )
+    assert again.exit_code == 0, again.output
+    assert complete(saved) == [4, 6, 7]
+
+
+def test_ten_saves_leave_disk_memory_descriptors_and_maps_as_one_does(
+    start: Callable[..., Started], tmp_path: Path, directory: Path
+) -> None:
+    saved = tmp_path / "saved"
+    run = start(
+        *ONE,
+        *engine_words("disk", directory),
+        *saving(saved, interval=2),
+        "checkpoint.keep=2",
+        "train.steps=40",
+    )
+    samples: dict[int, tuple[int, int, int, int]] = {}
+
+    def sampled() -> bool:
+        report = run.report()
+        if report is None or not report.saves:
+            return False
+        # Between two saves, where nothing of a save may be left.
+        if report.saves not in samples and not (saved / SAVING).exists():
+            process = psutil.Process(report.pid)
+            maps = len(Path(f"/proc/{report.pid}/maps").read_text().splitlines())
+            anonymous = int(
+                re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{report.pid}/status").read_text())[1]  # type: ignore[index]
+            )
+            samples[report.saves] = (process.num_fds(), process.num_threads(), maps, anonymous)
+        return report.saves >= 12
+
+    run.wait_for(sampled)
+    run.process.kill()
+    first, last = samples[min(each for each in samples if each >= 2)], samples[max(samples)]
+    assert max(samples) - min(samples) >= 8
+    assert last[0] <= first[0]
+    assert last[1] <= first[1]
+    assert last[2] <= first[2] + 8
+    assert last[3] <= first[3] + 20 * 1024
+
+
+BIG = (
+    *ONE,
+    "model=tiny_dense",
+    "model.moe.num_experts=null",
+    "model.num_layers=3",
+    "model.hidden_size=1024",
+    "model.ffn_hidden_size=4096",
+    "train.sequence_length=16",
+    "train.global_batch=1",
+    "train.micro_batch=1",
+    "offload.chunk_mb=32",
+    "offload.staging_mb=64",
+    "run.digest=false",
+)
+STATE_KIB = 300 * 1024
+"""What the masters and momenta of `BIG` take at least."""
+
+
+def test_no_copy_of_the_state_is_made_in_memory(
+    start: Callable[..., Started], tmp_path: Path, directory: Path
+) -> None:
+    saved = tmp_path / "saved"
+    words = *BIG, *engine_words("disk", directory), *saving(saved, interval=1)
+    grown: dict[str, int] = {}
+    for kind, more in (("saving", ("train.steps=1",)), ("loading", ("train.steps=2", "resume=auto"))):
+        run = start(*words, *more)
+        seen: list[int] = []
+        marks = {
+            "saving": lambda text: "saving checkpoint" in text and "saved step" not in text,
+            "loading": lambda text: " loading distributed" in text and "loaded step" not in text,
+        }
+        log = run.folder / "logs" / "rank_0.log"
+        while run.process.poll() is None:
+            report = run.report()
+            text = log.read_text(errors="replace") if log.exists() else ""
+            if report is not None and marks[kind](text):
+                try:
+                    status = Path(f"/proc/{report.pid}/status").read_text()
+                except FileNotFoundError:
+                    break
+                found = re.search(r"RssAnon:\s+(\d+)", status)
+                seen += [int(found[1])] if found else []
+            time.sleep(0.01)
+        output, _ = run.process.communicate(timeout=60)
+        assert run.process.returncode == 0, output
+        grown[kind] = max(seen) - seen[0]
+    report = run.report()
+    assert report is not None
+    assert report.muon_state_bytes // 1024 >= STATE_KIB
+    assert grown["saving"] < STATE_KIB // 2
+    assert grown["loading"] < STATE_KIB // 2
