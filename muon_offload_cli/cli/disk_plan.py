@@ -147,10 +147,12 @@ def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
 
 
 def _checkpoints(config: Config) -> int:
-    """Return how many checkpoints a run leaves; Megatron removes no earlier one."""
+    """Return how many checkpoints there are at most: with `keep`, one more while the next is written."""
     if not config.checkpoint.optimizer:
         return 0
-    return max(1, config.train.steps // (config.checkpoint.interval or config.train.steps))
+    saved = max(1, config.train.steps // (config.checkpoint.interval or config.train.steps))
+    keep = config.checkpoint.keep
+    return saved if keep is None else min(saved, keep + 1)
 
 
 def _known_bandwidth(config: Config, judged: bool) -> Bandwidth | None:
