@@ -52,10 +52,10 @@ def check_config(
     composition = compose(recipe, overrides, directories)
     config = composition.config
     local = here or config.cluster.name == "local"
-    settle_host_memory(config)
+    remarks = settle_host_memory(config, here=local)
     planned = plan_for_rules(config, composition.written)
     facts = gather_facts(config, probe=needs_probe(config, here=local), write=here, planned=planned)
-    problems = check(config, composition.written, facts, here=local)
+    problems = [*check(config, composition.written, facts, here=local), *remarks]
     code = exit_code(problems, strict=strict)
     if json:
         typer.echo(problems_as_json(problems))

@@ -108,8 +108,8 @@ def _prepare(
     recipe, overrides = split_recipe(words, find_recipes(directories))
     composition = compose(recipe, overrides, directories)
     config = composition.config
-    settle_host_memory(config)
     judged = here or config.cluster.name == "local"
+    remarks = settle_host_memory(config, here=judged)
     # Room on the drive is judged below, with the plan.
     facts = gather_facts(config, probe=probe and needs_probe(config, here=judged))
     problems = check(config, composition.written, facts, here=judged)
@@ -117,7 +117,7 @@ def _prepare(
     if refused:
         raise UserError(problems=refused)
     resolve_directory(config)
-    return config, Planner(config, layers_of(config)), list(problems), judged
+    return config, Planner(config, layers_of(config)), [*problems, *remarks], judged
 
 
 def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:

@@ -10,13 +10,15 @@ from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedF
 from muon_offload_cli.config.rules.directory import uses_directory
 from muon_offload_cli.config.rules.topology import topology_of
 from muon_offload_cli.config.schema import Config, Device, Engine
-from muon_offload_cli.errors import UserError
+from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine import memory
+from muon_offload_cli.machine.budget import host_budget
 from muon_offload_cli.machine.devices import gpu_count
 from muon_offload_cli.planner.pipeline import argument
 from muon_offload_cli.planner.plan import Planner
-from muon_offload_cli.planner.settings import AUTO, resolve_host_memory
+from muon_offload_cli.planner.settings import AUTO
 from muon_offload_cli.planner.tensors import Layers
+from muon_offload_cli.units import GIB, MIB
 
 
 def layers_of(config: Config) -> Layers:
@@ -30,10 +32,38 @@ def layers_of(config: Config) -> Layers:
     return Layers.LOCAL
 
 
-def settle_host_memory(config: Config) -> None:
-    """Turn ``offload.host_memory_gb=auto`` into what this machine has for it."""
-    if config.offload.host_memory_gb == AUTO:
-        resolve_host_memory(config, headroom_bytes())
+def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
+    """Replace ``offload.host_memory_gb=auto`` by what a node can give.
+
+    Args:
+        config: The composed run; changed in place.
+        here: Judge this machine; False: the one that ``cluster.host_memory_gb`` describes, if it does.
+
+    Returns:
+        A note of what was taken.
+    """
+    offload = config.offload
+    if offload.host_memory_gb != AUTO:
+        return []
+    if offload.engine not in (Engine.disk, Engine.mapped):
+        offload.host_memory_gb = "0"
+        return []
+    described = None if here else config.cluster.host_memory_gb
+    found = memory.inspect() if described is None else memory.of_size(round(described * GIB))
+    budget = host_budget(
+        found,
+        ranks=config.launcher.ranks_per_node,
+        staging_bytes=round(offload.staging_mb * MIB),
+    )
+    offload.host_memory_gb = f"{budget.budget_bytes / GIB:.3f}"
+    return [
+        Problem(
+            what=f"offload.host_memory_gb=auto took {budget.explain()}.",
+            fix="offload.host_memory_gb=NUMBER to choose it yourself",
+            keys=("offload.host_memory_gb",),
+            level=Level.NOTE,
+        )
+    ]
 
 
 def headroom_bytes() -> int:
