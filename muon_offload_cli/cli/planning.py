@@ -8,6 +8,7 @@ from pathlib import Path
 
 from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedFacts, check, refuses
 from muon_offload_cli.config.rules.directory import uses_directory
+from muon_offload_cli.config.rules.settings import in_range
 from muon_offload_cli.config.rules.topology import topology_of
 from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.errors import Level, Problem, UserError
@@ -49,11 +50,15 @@ def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
         offload.host_memory_gb = "0"
         return []
     described = None if here else config.cluster.host_memory_gb
+    ranks, staging_mb = config.launcher.ranks_per_node, offload.staging_mb
+    if not (in_range(described or 0, 0) and in_range(ranks, 1) and in_range(staging_mb, 0)):
+        # The rules refuse these; there is nothing to reckon with.
+        return []
     found = memory.inspect() if described is None else memory.of_size(round(described * GIB))
     budget = host_budget(
         found,
-        ranks=config.launcher.ranks_per_node,
-        staging_bytes=round(offload.staging_mb * MIB),
+        ranks=ranks,
+        staging_bytes=round(staging_mb * MIB),
     )
     offload.host_memory_gb = f"{budget.budget_bytes / GIB:.3f}"
     return [
