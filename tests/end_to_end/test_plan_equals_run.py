@@ -89,7 +89,7 @@ def _moved_as_planned(traffic: dict[str, Any], records: list[Any]) -> None:
 def test_the_plan_agrees_with_megatrons_own_modules_tensor_by_tensor(
     recipe: str, ranks: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [f"recipe={recipe}", "device=cpu", "data=mock", *words, "--ranks", ranks]
+    asked = [f"recipe={recipe}", "data=mock", *words, "--ranks", ranks]
     code = main.run(["disk-plan", "--exact", "--json", *asked])
     captured = capsys.readouterr()
     assert code == 0, captured
