@@ -4,7 +4,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX PIP_USER P
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test lint format docs clean
 
 help: ## Say what there is to make
 	@awk -F ': .*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ lint: install ## Run lint, format check, types and import contracts
 format: install ## Format the code and fix what lint can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: install ## Write the pages that are made from the code
+	$(BIN)/muon-offload rules --markdown > docs/rules.md
 
 clean: ## Remove caches and build results; .venv and runs/ stay
 	rm -rf build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache .pytest_cache

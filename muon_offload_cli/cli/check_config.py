@@ -39,21 +39,23 @@ def check_config(
 
     Exits with 0 (fine), 2 (the request is wrong) or 3 (it does not fit this machine).
     """
-    from muon_offload_cli.cli.planning import planned_disk_bytes, settle_host_memory
+    from muon_offload_cli.cli.planning import plan_for_rules, settle_host_memory
     from muon_offload_cli.config.compose import compose
-    from muon_offload_cli.config.gathering import gather_facts, needs_probe
+    from muon_offload_cli.config.gathering import gather_facts
     from muon_offload_cli.config.locations import find_recipes
     from muon_offload_cli.config.overrides import split_recipe
+    from muon_offload_cli.config.probing import needs_probe
     from muon_offload_cli.config.rules import check
 
     directories = recipe_dir or []
     recipe, overrides = split_recipe(words or [], find_recipes(directories))
     composition = compose(recipe, overrides, directories)
     config = composition.config
-    settle_host_memory(config)
-    needed = planned_disk_bytes(config, composition.written)
-    facts = gather_facts(config, probe=needs_probe(config), needed_bytes=needed)
-    problems = check(config, composition.written, facts, here=here or config.cluster.name == "local")
+    local = here or config.cluster.name == "local"
+    remarks = settle_host_memory(config, here=local)
+    planned = plan_for_rules(config, composition.written)
+    facts = gather_facts(config, probe=needs_probe(config, here=local), write=here, planned=planned)
+    problems = [*check(config, composition.written, facts, here=local), *remarks]
     code = exit_code(problems, strict=strict)
     if json:
         typer.echo(problems_as_json(problems))

@@ -97,9 +97,10 @@ def _prepare(
     """
     from muon_offload_cli.cli.planning import layers_of, settle_host_memory
     from muon_offload_cli.config.compose import compose
-    from muon_offload_cli.config.gathering import gather_facts, needs_probe, resolve_directory
+    from muon_offload_cli.config.gathering import gather_facts, resolve_directory
     from muon_offload_cli.config.locations import find_recipes
     from muon_offload_cli.config.overrides import split_recipe
+    from muon_offload_cli.config.probing import needs_probe
     from muon_offload_cli.config.rules import check, refuses
     from muon_offload_cli.errors import UserError
     from muon_offload_cli.planner.plan import Planner
@@ -107,16 +108,16 @@ def _prepare(
     recipe, overrides = split_recipe(words, find_recipes(directories))
     composition = compose(recipe, overrides, directories)
     config = composition.config
-    settle_host_memory(config)
     judged = here or config.cluster.name == "local"
+    remarks = settle_host_memory(config, here=judged)
     # Room on the drive is judged below, with the plan.
-    facts = gather_facts(config, probe=probe and needs_probe(config))
+    facts = gather_facts(config, probe=probe and needs_probe(config, here=judged))
     problems = check(config, composition.written, facts, here=judged)
     refused = refuses(problems)
     if refused:
         raise UserError(problems=refused)
     resolve_directory(config)
-    return config, Planner(config, layers_of(config)), list(problems), judged
+    return config, Planner(config, layers_of(config)), [*problems, *remarks], judged
 
 
 def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:

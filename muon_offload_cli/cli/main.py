@@ -5,6 +5,8 @@ Commands import what they need inside themselves, so that ``--help`` answers at 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ import typer
 from muon_offload_cli.cli.bench_disk import bench_disk
 from muon_offload_cli.cli.check_config import RecipeDirectories, Words, check_config
 from muon_offload_cli.cli.disk_plan import disk_plan
+from muon_offload_cli.cli.doctor import doctor
 from muon_offload_cli.cli.problems import print_problems, problems_as_json
 from muon_offload_cli.cli.recipes import recipes
 from muon_offload_cli.cli.rules import rules
@@ -22,6 +25,8 @@ from muon_offload_cli.errors import UserError
 
 # What a shell reports for a command that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
+# And for one whose reader went away (``| head``): 128 + SIGPIPE.
+BROKEN_PIPE = 128 + signal.SIGPIPE
 
 app = typer.Typer(
     name="muon-offload",
@@ -77,6 +82,7 @@ def train(
 app.command("check-config")(check_config)
 app.command("disk-plan")(disk_plan)
 app.command("bench-disk")(bench_disk)
+app.command("doctor")(doctor)
 app.command("recipes")(recipes)
 app.command("rules")(rules)
 
@@ -86,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns:
         0 fine, 1 a bug of ours (with its traceback), 2 the request is wrong, 3 it does not fit this
-        machine, 4 the training job failed, 130 interrupted.
+        machine, 4 the training job failed, 130 interrupted, 141 the reader of the output went away.
     """
     try:
         result = app(list(arguments), prog_name="muon-offload", standalone_mode=False)
@@ -97,12 +103,29 @@ def run(arguments: Sequence[str]) -> int:
         else:
             print_problems(error.problems)
         return error.exit_code
+    except (BrokenPipeError, SystemExit) as error:
+        # Typer and rich answer a reader that went away with an exit of their own.
+        if not isinstance(error.__context__ or error, BrokenPipeError):
+            raise
+        _discard_output()
+        return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one boundary
         return _usage_error(error) or _bug()
     return result if isinstance(result, int) else 0
+
+
+def _discard_output() -> None:
+    """Let what is still to be written to standard output go nowhere: flushing it at exit would complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    except (OSError, ValueError):  # a stream without a descriptor
+        sys.stdout = None
+    finally:
+        os.close(nowhere)
 
 
 def _usage_error(error: Exception) -> int | None:
@@ -125,7 +148,13 @@ def _bug() -> int:
 
 def main() -> None:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        code = BROKEN_PIPE
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,18 @@ import importlib.util
 from collections.abc import Set
 from pathlib import Path
 
-from muon_offload_cli.config.rules import MachineFacts, check, refuses
+from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedFacts, check, refuses
 from muon_offload_cli.config.rules.directory import uses_directory
-from muon_offload_cli.config.schema import Config, Device
-from muon_offload_cli.errors import UserError
+from muon_offload_cli.config.schema import Config, Device, Engine
+from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine import memory
+from muon_offload_cli.machine.budget import host_budget
 from muon_offload_cli.machine.devices import gpu_count
 from muon_offload_cli.planner.pipeline import argument
 from muon_offload_cli.planner.plan import Planner
-from muon_offload_cli.planner.settings import AUTO, resolve_host_memory
+from muon_offload_cli.planner.settings import AUTO
 from muon_offload_cli.planner.tensors import Layers
+from muon_offload_cli.units import GIB, MIB
 
 
 def layers_of(config: Config) -> Layers:
@@ -29,10 +31,38 @@ def layers_of(config: Config) -> Layers:
     return Layers.LOCAL
 
 
-def settle_host_memory(config: Config) -> None:
-    """Turn ``offload.host_memory_gb=auto`` into what this machine has for it."""
-    if config.offload.host_memory_gb == AUTO:
-        resolve_host_memory(config, headroom_bytes())
+def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
+    """Replace ``offload.host_memory_gb=auto`` by what a node can give.
+
+    Args:
+        config: The composed run; changed in place.
+        here: Judge this machine; False: the one that ``cluster.host_memory_gb`` describes, if it does.
+
+    Returns:
+        A note of what was taken.
+    """
+    offload = config.offload
+    if offload.host_memory_gb != AUTO:
+        return []
+    if offload.engine not in (Engine.disk, Engine.mapped):
+        offload.host_memory_gb = "0"
+        return []
+    described = None if here else config.cluster.host_memory_gb
+    found = memory.inspect() if described is None else memory.of_size(round(described * GIB))
+    budget = host_budget(
+        found,
+        ranks=config.launcher.ranks_per_node,
+        staging_bytes=round(offload.staging_mb * MIB),
+    )
+    offload.host_memory_gb = f"{budget.budget_bytes / GIB:.3f}"
+    return [
+        Problem(
+            what=f"offload.host_memory_gb=auto took {budget.explain()}.",
+            fix="offload.host_memory_gb=NUMBER to choose it yourself",
+            keys=("offload.host_memory_gb",),
+            level=Level.NOTE,
+        )
+    ]
 
 
 def headroom_bytes() -> int:
@@ -40,21 +70,29 @@ def headroom_bytes() -> int:
     return memory.inspect(Path("/")).headroom_bytes
 
 
-def planned_disk_bytes(config: Config, written: Set[str]) -> int | None:
-    """Return what the ranks of this machine will reserve in the offload directory.
+def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
+    """Return what the rules need to know of the plan.
 
     Args:
         config: The composed run, ``offload.host_memory_gb`` a number.
         written: Keys that the user wrote.
 
     Returns:
-        Bytes; None where no directory is used, or the request is wrong and there is nothing to plan.
+        Facts that know nothing where no engine moves state, or the request is wrong and there is nothing to
+        plan.
     """
-    if not uses_directory(config) or refuses(check(config, written, MachineFacts())):
-        return None
+    if config.offload.engine is Engine.none or refuses(check(config, written, MachineFacts(), here=False)):
+        return PlannedFacts()
     try:
         plan = Planner(config, layers_of(config)).plan()
     except UserError:
         # Not every layout that Megatron takes can be planned; `disk-plan` says which.
-        return None
-    return plan.nodes[config.launcher.node_rank].disk_bytes
+        return PlannedFacts()
+    largest, node = plan.largest, plan.nodes[config.launcher.node_rank]
+    return PlannedFacts(
+        needed_bytes=node.disk_bytes if uses_directory(config) else None,
+        host_bytes=node.host_bytes + node.staging_bytes,
+        largest_parameter=None
+        if largest is None
+        else ParameterFacts(name=largest.name, shape=largest.shape, state_bytes=largest.state_bytes),
+    )

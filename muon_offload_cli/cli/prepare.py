@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muon_offload_cli.cli.planning import planned_disk_bytes, settle_host_memory
+from muon_offload_cli.cli.planning import plan_for_rules, settle_host_memory
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, needs_probe, resolve_directory
+from muon_offload_cli.config.gathering import gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.rules import check, refuses
-from muon_offload_cli.config.schema import Config, Device, Engine
+from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
-from muon_offload_cli.machine.budget import host_budget
 from muon_offload_cli.machine.devices import gpu_count
-from muon_offload_cli.machine.memory import inspect
-from muon_offload_cli.units import GIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,34 +43,14 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     remarks = []
     if config.device is Device.auto:
         remarks = _choose_device(config, gpu_count())
-    settle_host_memory(config)
-    needed = planned_disk_bytes(config, composition.written)
-    facts = gather_facts(config, probe=needs_probe(config), needed_bytes=needed)
+    remarks += settle_host_memory(config, here=True)
+    planned = plan_for_rules(config, composition.written)
+    facts = gather_facts(config, probe=True, write=True, planned=planned)
     problems = check(config, composition.written, facts)
     refused = refuses(problems)
     if refused:
         raise UserError(problems=refused)
-    remarks += _settle_host_memory(config)
     return Prepared(config=resolve_directory(config), remarks=[*remarks, *problems])
-
-
-def _settle_host_memory(config: Config) -> list[Problem]:
-    """Replace ``host_memory_gb=auto`` by what this machine can give, and say what was taken."""
-    offload = config.offload
-    if offload.engine not in (Engine.disk, Engine.mapped) or offload.host_memory_gb != "auto":
-        return []
-    budget = host_budget(
-        inspect(), ranks=config.launcher.ranks_per_node, staging_bytes=round(offload.staging_mb * MIB)
-    )
-    offload.host_memory_gb = f"{budget.budget_bytes / GIB:.3f}"
-    return [
-        Problem(
-            what=f"offload.host_memory_gb=auto took {budget.explain()}.",
-            fix="offload.host_memory_gb=NUMBER to choose it yourself",
-            keys=("offload.host_memory_gb",),
-            level=Level.NOTE,
-        )
-    ]
 
 
 def _choose_device(config: Config, num_gpus: int) -> list[Problem]:

@@ -20,10 +20,10 @@ def print_problems(problems: Sequence[Problem]) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
     for problem in problems:
         console.print(
-            Text.assemble((f"{problem.level.value}:", _COLOURS[problem.level]), f" {_one_line(problem.what)}")
+            Text.assemble((f"{problem.level.value}:", _COLOURS[problem.level]), f" {one_line(problem.what)}")
         )
         if problem.fix:
-            console.print(Text.assemble(("  fix:", "bold"), f" {_one_line(problem.fix)}"))
+            console.print(Text.assemble(("  fix:", "bold"), f" {one_line(problem.fix)}"))
 
 
 def problems_as_json(problems: Sequence[Problem]) -> str:
@@ -51,6 +51,6 @@ def exit_code(problems: Sequence[Problem], *, strict: bool = False) -> int:
     return max(codes, default=0)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Make control characters visible: a value may hold escape sequences that a terminal would obey."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -16,9 +16,10 @@ import typer
 
 from muon_offload_cli.cli.train import evidence_of, script_text
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, needs_probe, resolve_directory
+from muon_offload_cli.config.gathering import gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
+from muon_offload_cli.config.probing import needs_probe
 from muon_offload_cli.config.rehearsal import Rehearsal, rehearse
 from muon_offload_cli.config.rules import check, refuses
 from muon_offload_cli.config.schema import Config
@@ -102,7 +103,7 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> Rehea
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
     composition = compose(recipe, overrides, recipe_directories)
     real = composition.config
-    facts = gather_facts(real, probe=needs_probe(real))
+    facts = gather_facts(real, probe=needs_probe(real, here=True))
     _refuse(check(real, composition.written, facts, here=False))
     small = rehearse(real)
     if small.config.offload.host_memory_gb not in ("0", "0.0"):

@@ -31,12 +31,24 @@ from muon_offload_cli.config.overrides import (
     sort_overrides,
     unknown_option,
 )
+from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import read_mapping
 from muon_offload_cli.errors import Problem, UserError, wrong
 
 _SELF = "_self_"
 _PRIMARY = "muon_offload_recipe"
+# Keys that decide which others of their section are read at all.
+_CHOICES = frozenset(
+    {
+        "offload.engine",
+        "optimizer.name",
+        "data.source",
+        "model.moe.num_experts",
+        "launcher.nodes",
+        "checkpoint.directory",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +57,8 @@ class Composition:
 
     Attributes:
         config: The whole run.
-        written: Keys that the recipe file or the command line sets itself, not a part or a default.
+        written: Keys that the recipe file or the command line sets itself, not a part or a default. A
+            recipe's keys of a section whose choice the command line replaces are not among them.
     """
 
     config: Config
@@ -64,25 +77,52 @@ def compose(
 
     Raises:
         UserError: With every problem that was found: unknown recipe, part or key, malformed file or
-            override, wrong type, missing value.
+            override, wrong type, missing value; then also what the rules refuse of the rest.
     """
     options = group_options()
     path = find_recipe(recipe, recipe_directories)
     body = read_mapping(path, "recipe")
     asked = sort_overrides(overrides, options)
-    problems = asked.problems
+    problems: list[Problem] = []
     defaults = _checked_defaults(body.pop("defaults", []), path, options, problems)
     recipe_values = _recipe_values(body, path, options, problems)
     if problems:
-        raise UserError(problems=problems)
+        # Without its parts a recipe lacks values, and saying so of each would hide the cause.
+        raise UserError(problems=[*asked.problems, *problems])
+    problems = asked.problems
 
     parts = dict(_leaves(_compose_parts({**defaults, **asked.parts})))
     problems += _hidden_parts(asked, options, parts, recipe_values, path)
     values: dict[str, Any] = {**parts, **recipe_values, **asked.values}
     config = _typed(values | {"recipe": path.stem}, set(asked.values), path, problems)
+    written = _written(asked, recipe_values)
     if config is None or problems:
-        raise UserError(problems=problems)
-    return Composition(config=config, written=frozenset(recipe_values) | frozenset(asked.values))
+        raise UserError(problems=[*problems, *_also_wrong(config, written, problems)])
+    return Composition(config=config, written=written)
+
+
+def _also_wrong(config: Config | None, written: frozenset[str], told: Sequence[Problem]) -> list[Problem]:
+    """Return what the rules refuse of the rest, so that one look shows everything.
+
+    What a refused word was meant to change is left out: it would be judged by the value that it replaces.
+    """
+    if config is None:
+        return []
+    # A group's name stands for all of its keys.
+    unclear = {key for problem in told for key in problem.keys}
+    found = refuses(check(config, written, MachineFacts(), here=False))
+    return [
+        problem
+        for problem in found
+        if not any(key in unclear or key.partition(".")[0] in unclear for key in problem.keys)
+    ]
+
+
+def _written(asked: Overrides, recipe_values: Mapping[str, Any]) -> frozenset[str]:
+    """Return what counts as written: a recipe's chunk size says nothing after ``offload=none``."""
+    replaced = set(asked.parts) | {key.partition(".")[0] for key in _CHOICES & asked.values.keys()}
+    kept = {key for key in recipe_values if key.partition(".")[0] not in replaced}
+    return frozenset(kept) | frozenset(asked.values)
 
 
 def find_recipe(recipe: str, recipe_directories: Sequence[Path] = ()) -> Path:
@@ -220,7 +260,11 @@ def _hidden_parts(
 def _typed(
     values: Mapping[str, Any], from_user: set[str], path: Path, problems: list[Problem]
 ) -> Config | None:
-    """Merge values into the schema one by one, so that every wrong type is told and not just the first."""
+    """Merge values into the schema one by one, so that every wrong type is told and not just the first.
+
+    Returns:
+        The configuration without the values that do not fit; None if one is missing or leads nowhere.
+    """
     merged = OmegaConf.structured(Config)
     for key, value in values.items():
         where = "" if key in from_user else f" (in {path})"
@@ -231,13 +275,18 @@ def _typed(
                 OmegaConf.update(merged, key, value, merge=False)
         except (OmegaConfBaseException, ValueError, TypeError, OverflowError, RecursionError):
             problems.append(_wrong_type(key, value, where))
-    problems += _unresolved(merged)
+    unresolved = list(_unresolved(merged))
+    problems += unresolved
     told = {key for problem in problems for key in problem.keys}
+    complete = not unresolved
     for key in leaf_types():
-        if key not in told and _is_missing(merged, key):
+        if not _is_missing(merged, key):
+            continue
+        complete = False
+        if key not in told:
             what = f"{key} has no value: neither the recipe {path.stem} nor an override sets it."
             problems.append(Problem(what=what, fix=f"{key}={_example(key)}", keys=(key,)))
-    if problems:
+    if not complete:
         return None
     config = OmegaConf.to_object(merged)
     return config if isinstance(config, Config) else None

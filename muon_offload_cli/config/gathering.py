@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.locations import default_offload_directory
+from muon_offload_cli.config.probing import PROBE_TIMEOUT_S, ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
 from muon_offload_cli.config.rules.directory import KEY, uses_directory
-from muon_offload_cli.config.rules.facts import DirectoryFacts, FileFacts, MachineFacts
-from muon_offload_cli.config.schema import Config, Device
+from muon_offload_cli.config.rules.facts import DirectoryFacts, FileFacts, MachineFacts, PlannedFacts
+from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem, UserError
 
-PROBE_MODULE = "muon_offload_cli.megatron.probe"
-# Importing torch and Megatron takes 3 s on an idle machine, and a minute from a cold network disk.
-PROBE_TIMEOUT_S = 180.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeReport:
-    """What the probe of Megatron said; None for what it could not say."""
-
-    megatron_version: str | None = None
-    flags: frozenset[str] | None = None
-    cuda_available: bool | None = None
-    num_gpus: int | None = None
-    problems: tuple[Problem, ...] = ()
+NOT_PLANNED = PlannedFacts()
 
 
 def resolve_directory(config: Config) -> Config:
@@ -46,24 +28,21 @@ def resolve_directory(config: Config) -> Config:
     return config
 
 
-def needs_probe(config: Config) -> bool:
-    """Tell whether a rule needs Megatron's parser or torch, which take seconds to import."""
-    return bool(config.megatron.args) or config.device is Device.cuda or config.megatron.path is not None
-
-
 def gather_facts(
     config: Config,
     *,
     probe: bool,
-    needed_bytes: int | None = None,
+    write: bool = False,
+    planned: PlannedFacts = NOT_PLANNED,
     probe_timeout_s: float = PROBE_TIMEOUT_S,
 ) -> MachineFacts:
-    """Look at the machine for `config`. Creates nothing.
+    """Look at the machine for `config`. Leaves nothing behind in the offload directory.
 
     Args:
         config: The composed run.
-        probe: Ask Megatron too, in a subprocess.
-        needed_bytes: Bytes that all ranks of this node will reserve, if they are planned.
+        probe: Ask Megatron too, in a subprocess unless it was asked before.
+        write: Try writing and reading 16 MiB in the offload directory.
+        planned: What the plan of the run says, if it was made.
         probe_timeout_s: How long the probe may take.
     """
     problems: list[Problem] = []
@@ -75,25 +54,40 @@ def gather_facts(
                 if config.offload.directory is None
                 else Path(config.offload.directory)
             )
-            directory = _look_at_directory(path) if path.is_absolute() else None
+            directory = look_at_directory(path, write=write) if path.is_absolute() else None
         except UserError as error:
             problems += error.problems
-    report = ask_megatron(config, timeout_s=probe_timeout_s) if probe else ProbeReport()
+    missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
+    report = ProbeReport()
+    if probe and not missing:
+        # Without a Megatron below megatron.path, another one would answer.
+        report = ask_megatron(config.megatron.path, timeout_s=probe_timeout_s, cache=probe_cache.cache_file())
     return MachineFacts(
         working_directory=Path.cwd(),
         directory=directory,
         files={path: _look_at_file(path) for path in data_files(config)},
-        needed_bytes=needed_bytes,
+        planned=planned,
         cuda_available=report.cuda_available,
         num_gpus=report.num_gpus,
-        megatron_version=report.megatron_version,
-        megatron_flags=report.flags,
+        megatron=report.megatron,
+        megatron_missing=missing,
         problems=(*problems, *report.problems),
+        muon_problems=report.muon_problems,
     )
 
 
-def _look_at_directory(path: Path) -> DirectoryFacts:
+def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
+    """Return the facts of an absolute directory, which need not exist; nothing is left behind in it.
+
+    Args:
+        path: The directory.
+        write: Try writing and reading 16 MiB, in its nearest existing parent if it does not exist.
+
+    Raises:
+        UserError: It cannot be looked at.
+    """
     from muon_offload_cli.machine.filesystem import inspect, supports_direct_io
+    from muon_offload_cli.machine.write_test import write_test
 
     try:
         mount = inspect(path)
@@ -112,6 +106,7 @@ def _look_at_directory(path: Path) -> DirectoryFacts:
             free_bytes=mount.free_bytes,
             writable=mount.writable,
             direct_io=supports_direct_io(nearest) if usable else None,
+            write_error=write_test(nearest) if usable and write else None,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -128,90 +123,10 @@ def _look_at_directory(path: Path) -> DirectoryFacts:
 
 
 def _look_at_file(name: str) -> FileFacts:
-    path = Path(name).expanduser()
     try:
+        path = Path(name).expanduser()
         if path.is_dir():
             return FileFacts(num_bytes=None, is_folder=True)
         return FileFacts(num_bytes=path.stat().st_size, readable=os.access(path, os.R_OK))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: ~ of an unknown user
         return FileFacts(num_bytes=None)
-
-
-def ask_megatron(
-    config: Config, *, timeout_s: float = PROBE_TIMEOUT_S, command: Sequence[str] | None = None
-) -> ProbeReport:
-    """Run the probe in a subprocess, because it imports torch and Megatron.
-
-    Args:
-        config: For `megatron.path`, which goes before the installed package.
-        timeout_s: How long it may take.
-        command: Another command in its place, for tests.
-
-    Returns:
-        What it said; a probe that failed or hung is a problem of exit code 3.
-    """
-    environment = dict(os.environ)
-    if config.megatron.path:
-        root = str(Path(config.megatron.path).expanduser().absolute())
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
-    arguments = list(command) if command is not None else [sys.executable, "-m", PROBE_MODULE]
-    try:
-        done = subprocess.run(
-            arguments, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return _failed(f"gave no answer in {timeout_s:g} s", arguments)
-    except OSError as error:
-        return _failed(f"could not be started ({error.strerror})", arguments)
-    answer = _last_object(done.stdout)
-    if answer is None:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        return _failed(f"exited with {done.returncode}: {last[:300]}", arguments)
-    return _read_answer(answer)
-
-
-def _last_object(text: str) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object: imports may print lines of their own before it."""
-    for line in reversed(text.strip().splitlines()):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            return value
-    return None
-
-
-def _read_answer(answer: dict[str, Any]) -> ProbeReport:
-    flags = answer.get("flags")
-    cuda = answer.get("cuda_available")
-    gpus = answer.get("num_gpus")
-    version = answer.get("megatron_version")
-    return ProbeReport(
-        megatron_version=str(version) if version else None,
-        flags=frozenset(str(flag).lstrip("-").replace("-", "_") for flag in flags) if flags else None,
-        cuda_available=cuda if isinstance(cuda, bool) else None,
-        num_gpus=gpus if isinstance(gpus, int) else None,
-        problems=tuple(
-            Problem(
-                what=str(problem.get("what", "")),
-                fix=str(problem.get("fix", "")),
-                exit_code=int(problem.get("exit_code", 3)),
-            )
-            for problem in answer.get("problems", [])
-            if isinstance(problem, dict)
-        ),
-    )
-
-
-def _failed(reason: str, arguments: Sequence[str]) -> ProbeReport:
-    shown = shlex.join(arguments)
-    return ProbeReport(
-        problems=(
-            Problem(
-                what=f"asking Megatron for its flags failed: the probe {reason}.",
-                fix=f"see: {shown}",
-                exit_code=3,
-            ),
-        )
-    )

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from muon_offload_cli.config.schema import Config, DataSource, Engine
+from muon_offload_cli.config.rules.unread import OFFLOAD_KEYS
+from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.units import MIB, format_bytes
 
-# Keys of `offload` that each engine reads, in the order in which they are shown.
-OFFLOAD_KEYS = {
-    Engine.none: (),
-    Engine.host: ("chunk_mb", "fraction", "windows"),
-    Engine.mapped: ("directory", "chunk_mb", "fraction", "host_memory_gb", "windows"),
-    Engine.disk: (
-        "directory",
-        "chunk_mb",
-        "fraction",
-        "host_memory_gb",
-        "windows",
-        "io_threads",
-        "staging_mb",
-    ),
-}
 _STATE_LIVES = {
     Engine.none: "on the training device (nothing is moved)",
     Engine.host: "in host memory",
@@ -125,7 +111,11 @@ def _offload(config: Config) -> str:
     parts = []
     for key in OFFLOAD_KEYS[offload.engine]:
         value = getattr(offload, key)
-        if key == "fraction" and value >= 1:
+        if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and str(value) in ("0", "0.0")):
+            continue
+        if key == "verify":
+            if value is not Verify.off:
+                parts.append(f"verify={value.name}")
             continue
         if key in ("chunk_mb", "staging_mb"):
             shown = "all at once" if value == 0 else format_bytes(value * MIB)
@@ -134,8 +124,6 @@ def _offload(config: Config) -> str:
             parts.append(f"{value or 'the default directory'}")
         else:
             parts.append(f"{key}={value}")
-    if offload.engine is Engine.disk and str(offload.host_memory_gb) not in ("0", "0.0"):
-        parts.append(f"host_memory_gb={offload.host_memory_gb}")
     return _join(f"engine {offload.engine.name}, {_STATE_LIVES[offload.engine]}", *parts)
 
 

@@ -59,6 +59,15 @@ def rank_limits() -> ProcessLimits:
     )
 
 
+def max_map_count(root: Path = Path("/")) -> int | None:
+    """Return how many mappings a process may have (``vm.max_map_count``); None if that cannot be read."""
+    try:
+        text = (root / "proc/sys/vm/max_map_count").read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
 def _device_files(root: Path) -> int:
     return sum(1 for path in (root / "dev").glob("nvidia[0-9]*") if path.name[6:].isdecimal())
 

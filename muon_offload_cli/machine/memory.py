@@ -71,6 +71,19 @@ def inspect(root: Path = _ROOT) -> HostMemory:
     )
 
 
+def of_size(total_bytes: int) -> HostMemory:
+    """Return the figures of an idle machine of that size, without limits."""
+    return HostMemory(
+        total_bytes=total_bytes,
+        available_bytes=total_bytes,
+        limit_bytes=None,
+        used_bytes=0,
+        headroom_bytes=total_bytes,
+        swap_total_bytes=0,
+        swap_free_bytes=0,
+    )
+
+
 def peak_of_cgroup(root: Path = _ROOT) -> int | None:
     """Return the most bytes that this process's own control group ever used; None where that is not kept."""
     groups = memory_groups(root)

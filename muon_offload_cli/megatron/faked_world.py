@@ -19,6 +19,7 @@ import torch
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.flags import megatron_flags
+from muon_offload_cli.megatron.model import embedding_ranks
 from muon_offload_cli.megatron.plain_torch import plain_torch
 from muon_offload_cli.megatron.substitute import Substitutions
 
@@ -59,6 +60,7 @@ class FakedWorld:
                 expert_model_parallel_size=args.expert_model_parallel_size,
                 expert_tensor_parallel_size=args.expert_tensor_parallel_size,
                 create_gloo_process_groups=False,
+                get_embedding_ranks=embedding_ranks,
             )
             # Modules fork the generators of this tracker where they initialize weights.
             tensor_random.model_parallel_cuda_manual_seed(args.seed)

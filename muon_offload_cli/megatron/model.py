@@ -54,3 +54,22 @@ def make_model_provider(*, transformer_engine: bool) -> Any:
         )
 
     return provide
+
+
+def embedding_ranks(pipeline_ranks: list[int]) -> list[int]:
+    """Return the ranks of one pipeline that hold a copy of the embedding, for its gradient's all-reduce.
+
+    The first stage, the last one if the output layer is tied, and the stages that predict further tokens
+    (as Megatron's own pretrain_gpt.py says). Megatron's default knows of no further tokens: the copies on
+    middle stages would drift away from the first one.
+    """
+    from megatron.core.transformer.multi_token_prediction import get_mtp_ranks
+    from megatron.training import get_args
+    from megatron.training.arguments import core_transformer_config_from_args
+
+    args = get_args()
+    if len(pipeline_ranks) == 1:
+        return list(pipeline_ranks)
+    tied = not args.untie_embeddings_and_output_weights
+    further = get_mtp_ranks(pipeline_ranks, core_transformer_config_from_args(args))
+    return sorted({pipeline_ranks[0], *(pipeline_ranks[-1:] if tied else []), *further})

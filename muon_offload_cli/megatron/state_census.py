@@ -65,10 +65,14 @@ def digests(model: Iterable[torch.nn.Module], optimizer: Any) -> dict[str, str]:
         if is_muon(child):
             for parameter, state in child.optimizer.state.items():
                 momenta[id(parameter)] = state["momentum_buffer"]
-    named = sorted((name, parameter) for chunk in model for name, parameter in chunk.named_parameters())
-    weights = dict(named)
+    # Virtual pipeline stages number their layers alike, each from 0.
+    weights = {
+        f"{stage} {name}": parameter
+        for stage, chunk in enumerate(model)
+        for name, parameter in sorted(chunk.named_parameters(), key=lambda pair: pair[0])
+    }
     masters: dict[str, torch.Tensor] = {}
-    for name, parameter in named:
+    for name, parameter in weights.items():
         master = getattr(parameter, "main_param", None)
         if master is not None and id(master) in momenta:
             masters[name] = master

@@ -74,7 +74,7 @@ def _pretrain(prepared: Any, *, transformer_engine: bool) -> None:
 
     from muon_offload_cli.megatron.data.forward_step import make_forward_step
     from muon_offload_cli.megatron.data.provider import make_datasets_provider
-    from muon_offload_cli.megatron.model import make_model_provider
+    from muon_offload_cli.megatron.model import embedding_ranks, make_model_provider
 
     args = parse_and_validate_args()
     given: dict[str, Any] = {
@@ -83,6 +83,7 @@ def _pretrain(prepared: Any, *, transformer_engine: bool) -> None:
         "model_provider": make_model_provider(transformer_engine=transformer_engine),
         "model_type": ModelType.encoder_or_decoder,
         "forward_step_func": make_forward_step(),
+        "get_embedding_ranks": embedding_ranks,
     }
     missing = set(given) - set(inspect.signature(pretrain).parameters)
     if missing:

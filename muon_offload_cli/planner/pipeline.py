@@ -45,7 +45,7 @@ def model_chunks(config: Config) -> list[list[ModelChunk]]:
         UserError: The layers cannot be shared out so.
     """
     stages = config.parallel.pp
-    layout = setting(config, "pipeline_model_parallel_layout")
+    layout = argument(config, "pipeline_model_parallel_layout")
     rows = _rows_of_layout(str(layout), stages) if layout is not None else _rows(config, stages)
     total = sum(row.count("t") for row in rows)
     chunks: list[list[ModelChunk]] = [[] for _ in range(stages)]
@@ -71,12 +71,6 @@ def argument(config: Config, name: str) -> Any:
     """Return a flag of ``megatron.args`` by its name with underscores; None if it is not given."""
     given = {key.lstrip("-").replace("-", "_"): value for key, value in config.megatron.args.items()}
     return given.get(name)
-
-
-def setting(config: Config, name: str) -> Any:
-    """Return a setting of the pipeline from ``parallel``, else from ``megatron.args``."""
-    own = getattr(config.parallel, name)
-    return argument(config, name) if own is None else own
 
 
 def _rows(config: Config, stages: int) -> list[str]:
@@ -125,8 +119,8 @@ def _rows_of_layout(text: str, stages: int) -> list[str]:
 
 def _layers_of_stages(config: Config, stages: int) -> list[int]:
     layers = config.model.num_layers
-    first = _count(setting(config, "decoder_first_pipeline_num_layers"))
-    last = _count(setting(config, "decoder_last_pipeline_num_layers"))
+    first = _count(argument(config, "decoder_first_pipeline_num_layers"))
+    last = _count(argument(config, "decoder_last_pipeline_num_layers"))
     if stages == 1:
         return [layers]
     if first is None and last is None:
@@ -148,7 +142,7 @@ def _virtual_stages(config: Config) -> int:
     stages = config.parallel.pp
     if stages == 1:
         return 1
-    given = _count(setting(config, "num_virtual_stages_per_pipeline_rank"))
+    given = _count(argument(config, "num_virtual_stages_per_pipeline_rank"))
     per_chunk = _count(argument(config, "num_layers_per_virtual_pipeline_stage"))
     if given is None and per_chunk is not None:
         key = "megatron.args.num_layers_per_virtual_pipeline_stage"

@@ -12,6 +12,7 @@ import pytest
 
 from muon_offload_cli.cli import main
 from muon_offload_cli.cli.problems import exit_code, print_problems
+from muon_offload_cli.cli.rules import as_markdown
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.rules import all_rules
 from muon_offload_cli.errors import Level, Problem
@@ -124,7 +125,7 @@ def test_rules_are_listed_with_their_reasons(capsys: pytest.CaptureFixture[str])
     assert "builds no layer-wise optimizer" in lines["plain-muon"]
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["check-config"], ["recipes"], ["rules"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["check-config"], ["doctor"], ["recipes"], ["rules"]])
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*command, "--help"]) == 0
     assert "Usage: muon-offload" in capsys.readouterr().out
@@ -194,3 +195,9 @@ def test_not_fitting_wins_over_wrong_and_warnings_count_under_strict() -> None:
     assert exit_code([warning, note]) == 0
     assert exit_code([warning, note], strict=True) == 2
     assert exit_code([note], strict=True) == 0
+
+
+def test_the_page_of_rules_is_what_the_code_says() -> None:
+    page = Path(__file__).parents[2] / "docs" / "rules.md"
+    assert page.read_text() == as_markdown(), "make docs writes it"
+    assert all(f"| `{rule.name}` |" in page.read_text() for rule in all_rules())

@@ -164,3 +164,23 @@ def test_sigkill_to_the_command_leaves_no_process(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert fake_torchrun.wait_until(lambda: fake_torchrun.processes_of(tmp_path) == [])
+
+
+def test_a_reader_that_goes_away_ends_the_job_without_a_traceback(tmp_path: Path) -> None:
+    job = [sys.executable, "-c", "from muon_offload_cli.cli.main import main; main()", "train"]
+    with fake_torchrun.started([*job, *words(tmp_path)], {"steps": 500, "pause_s": 0.05}) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == ""
+    assert fake_torchrun.wait_until(lambda: not fake_torchrun.processes_of(tmp_path / "run"))
+
+
+def test_the_json_option_of_the_command_line_prints_the_summary_alone_on_standard_output(
+    tmp_path: Path,
+) -> None:
+    done = train(tmp_path, {"steps": 3}, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "step 3/3" in done.stderr

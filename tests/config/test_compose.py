@@ -94,14 +94,22 @@ def test_a_recipe_of_the_users_own_is_found_by_name_in_a_folder_and_may_choose_p
 def test_written_keys_are_those_of_the_recipe_file_and_the_command_line_alone(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path, MINIMAL)
     written = compose(recipe, ["offload=host", "optimizer.name=muon", "megatron.args.a-b=1"]).written
+    # Not the recipe's optimizer.lr: the command line chose another optimizer.
     assert written == {
         "train.steps",
         "train.sequence_length",
         "train.global_batch",
-        "optimizer.lr",
         "optimizer.name",
         "megatron.args.a_b",
     }
+
+
+def test_a_recipes_keys_count_as_written_until_the_command_line_replaces_their_choice() -> None:
+    assert "offload.chunk_mb" in compose("tiny").written
+    assert "offload.chunk_mb" in compose("tiny", ["offload.windows=4"]).written
+    assert "offload.chunk_mb" not in compose("tiny", ["offload=none"]).written
+    assert "offload.chunk_mb" not in compose("tiny", ["offload.engine=host"]).written
+    assert "offload.chunk_mb" in compose("tiny", ["offload=none", "offload.chunk_mb=1"]).written
 
 
 def test_megatron_flags_may_be_written_as_megatron_writes_them(tmp_path: Path) -> None:

@@ -4,25 +4,71 @@ from __future__ import annotations
 
 import functools
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from muon_offload_cli.config.compose import Composition, compose
 from muon_offload_cli.config.keys import is_known
+from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.rules import (
     DirectoryFacts,
     FileFacts,
     MachineFacts,
+    MegatronFacts,
+    ParameterFacts,
+    PlannedFacts,
     Rule,
     all_rules,
     check,
     refuses,
 )
+from muon_offload_cli.config.rules.flags import OURS
+from muon_offload_cli.config.schema import MegatronConfig
 from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.megatron.flags import megatron_flags
 
 NOTHING_KNOWN = MachineFacts()
+# Flags that every run is given and that megatron.args may replace, since no key speaks of them.
+FIXED_FLAGS = {
+    "attention_dropout",
+    "bf16",
+    "ckpt_format",
+    "distributed_backend",
+    "eval_interval",
+    "eval_iters",
+    "hidden_dropout",
+    "log_interval",
+    "moe_token_dispatcher_type",
+    "no_bias_dropout_fusion",
+    "no_bias_gelu_fusion",
+    "no_bias_swiglu_fusion",
+    "no_create_attention_mask_in_dataloader",
+    "no_gradient_accumulation_fusion",
+    "no_masked_softmax_fusion",
+    "no_persist_layer_norm",
+    "no_rope_fusion",
+    "num_workers",
+    "position_embedding_type",
+    "split",
+    "tokenizer_type",
+    "transformer_impl",
+}
+ARGS = "megatron.args."
+FIRST = f"{ARGS}decoder_first_pipeline_num_layers"
+LAST = f"{ARGS}decoder_last_pipeline_num_layers"
+VIRTUAL = f"{ARGS}num_virtual_stages_per_pipeline_rank"
+LAYERS_PER_VIRTUAL = f"{ARGS}num_layers_per_virtual_pipeline_stage"
+ONLY_QUINTIC_5 = MachineFacts(megatron=MegatronFacts(newton_schulz={"quintic": frozenset({5, 10})}))
+NS_WITHOUT_QUINTIC = MachineFacts(
+    megatron=MegatronFacts(newton_schulz={"quintic": frozenset(), "cans": frozenset({5})})
+)
+TWO_HUNDRED_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=200 * 2**30))
+ONE_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=2**30))
+LARGE_PARAMETER = MachineFacts(
+    planned=PlannedFacts(largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20))
+)
 
 
 def on_disk(**changes: object) -> MachineFacts:
@@ -32,7 +78,9 @@ def on_disk(**changes: object) -> MachineFacts:
         "exists": False,
         "mount_point": Path("/d"),
     }
-    return MachineFacts(directory=DirectoryFacts(**(values | changes)), needed_bytes=1000)  # type: ignore[arg-type]
+    return MachineFacts(
+        directory=DirectoryFacts(**(values | changes)), planned=PlannedFacts(needed_bytes=1000)
+    )  # type: ignore[arg-type]
 
 
 @dataclass
@@ -64,7 +112,6 @@ CASES = [
         "layer-wise-unread",
         "optimizer.layer_wise=false",
         "optimizer.layer_wise=true",
-        level=Level.WARNING,
     ),
     Case("number-range", "train.steps=0"),
     Case("number-range", "optimizer.lr=nan"),
@@ -92,8 +139,71 @@ CASES = [
         "unused-offload-keys",
         "offload=none offload.directory=/x",
         "offload.directory=/x",
+    ),
+    Case("unused-offload-keys", "offload=none offload.chunk_mb=4", "offload=none"),
+    Case("unused-offload-keys", "offload.engine=none offload.windows=4", "offload.engine=none"),
+    Case("unused-offload-keys", "offload=host offload.host_memory_gb=4", "offload=host offload.windows=4"),
+    Case("unused-offload-keys", "offload=mapped offload.verify=full", "offload.verify=full"),
+    Case("unused-offload-keys", "offload=mapped offload.io_threads=4", "offload=mapped offload.directory=/x"),
+    Case(
+        "unused-offload-keys", "offload=mapped offload.staging_mb=64", "offload=mapped offload.fraction=0.5"
+    ),
+    Case("newton-schulz", "", "", NS_WITHOUT_QUINTIC, ONLY_QUINTIC_5),
+    Case("newton-schulz", "optimizer.muon_num_ns_steps=4", "", ONLY_QUINTIC_5, ONLY_QUINTIC_5),
+    Case(
+        "newton-schulz",
+        "optimizer.muon_num_ns_steps=6",
+        "optimizer=adam optimizer.muon_num_ns_steps=6",
+        ONLY_QUINTIC_5,
+        ONLY_QUINTIC_5,
+    ),
+    Case("learning-rate", "optimizer.min_lr=0.1", "optimizer.min_lr=0.001"),
+    Case("learning-rate", "optimizer.lr_warmup_steps=30", "optimizer.lr_warmup_steps=29"),
+    Case(
+        "chunk-parameter",
+        "offload.chunk_mb=1.5",
+        "offload=none",
+        LARGE_PARAMETER,
+        LARGE_PARAMETER,
         level=Level.WARNING,
     ),
+    Case(
+        "chunk-parameter",
+        "offload.chunk_mb=1.5",
+        "offload.chunk_mb=3",
+        LARGE_PARAMETER,
+        LARGE_PARAMETER,
+        level=Level.WARNING,
+    ),
+    Case(
+        "host-fits",
+        "offload=host cluster=h200_x1",
+        "offload=host cluster=gb300_x4",
+        TWO_HUNDRED_GB_OF_HOST,
+        ONE_GB_OF_HOST,
+    ),
+    Case(
+        "host-fits",
+        "offload.host_memory_gb=200 cluster=h200_x1",
+        "offload.host_memory_gb=200",
+        TWO_HUNDRED_GB_OF_HOST,
+        ONE_GB_OF_HOST,
+    ),
+    Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=1"),
+    Case("staging", "offload.chunk_mb=64 offload.staging_mb=15", "offload.chunk_mb=64 offload.staging_mb=16"),
+    Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=0.5 offload=mapped"),
+    Case("number-range", "offload.windows=0"),
+    Case("number-range", "offload.io_threads=0"),
+    Case("number-range", "offload.staging_mb=-1"),
+    Case("number-range", "offload.staging_mb=nan"),
+    Case("number-range", "optimizer.lr=-1"),
+    Case("number-range", "optimizer.clip_grad=-inf"),
+    Case("number-range", "optimizer.clip_grad=nan"),
+    Case("number-range", "optimizer.weight_decay=inf"),
+    Case("number-range", f"model.num_layers={'9' * 400}"),
+    Case("chunk-size", "offload.chunk_mb=1e300"),
+    Case("host-memory", "offload.host_memory_gb=nan", "offload.host_memory_gb=0"),
+    Case("host-memory", "offload.host_memory_gb=1e300", "offload.host_memory_gb=64"),
     *(
         Case("unserved-readers", f"megatron.args.{flag}=true", f"megatron.args.{flag}=true offload=none")
         for flag in (
@@ -105,8 +215,86 @@ CASES = [
             "optimizer-cpu-offload",
             "use_megatron_fsdp",
             "use_torch_fsdp2",
-            "async_save",
+            "use_precision_aware_optimizer",
+            "fp8_param_gather",
+            "fp4_param_gather",
+            "reuse_grad_buf_for_mxfp8_param_ag",
+            "rl_offload_optimizer_during_inference",
         )
+    ),
+    *(
+        Case(
+            "not-for-muon",
+            f"offload=none megatron.args.{flag}=true",
+            f"offload=none optimizer=adam megatron.args.{flag}=true",
+        )
+        for flag in (
+            "optimizer_cpu_offload",
+            "use_precision_aware_optimizer",
+            "use-megatron-fsdp",
+            "use_torch_fsdp2",
+        )
+    ),
+    *(
+        Case(
+            "native-layout",
+            f"offload=none megatron.args.{flag}=true",
+            f"offload=none megatron.args.{flag}=true megatron.param_layout=false",
+        )
+        for flag in ("offload_optimizer_states", "chunked-optimizer-state-offload")
+    ),
+    Case(
+        "native-offloader",
+        "offload=none megatron.args.chunked_optimizer_state_offload=true",
+        "offload=none megatron.args.chunked_optimizer_state_offload=true",
+        MachineFacts(megatron=MegatronFacts(version="0.19.2")),
+        MachineFacts(megatron=MegatronFacts(version="0.20", chunked_offloader=True)),
+    ),
+    *(
+        Case(
+            "checkpoint-format",
+            f"checkpoint.directory=/c megatron.args.ckpt_format={bad}",
+            "checkpoint.directory=/c megatron.args.ckpt_format=torch_dist",
+        )
+        for bad in ("torch", "torch_dcp", "fsdp_dtensor")
+    ),
+    Case(
+        "checkpoint-format",
+        "offload=none megatron.args.ckpt-format=fsdp_dtensor",
+        "offload=none megatron.args.ckpt_format=torch",
+    ),
+    Case(
+        "async-save",
+        "checkpoint.directory=/c megatron.args.async_save=true",
+        "checkpoint.directory=/c checkpoint.optimizer=false megatron.args.async_save=true",
+    ),
+    *(
+        Case(
+            "unused-adam-flags",
+            f"megatron.args.{flag}",
+            f"optimizer=adam megatron.args.{flag}",
+        )
+        for flag in (
+            "exp_avg_dtype=bf16",
+            "exp-avg-sq-dtype=fp8",
+            "main_params_dtype=fp16",
+            "optimizer_offload_fraction=0.5",
+            "overlap_cpu_optimizer_d2h_h2d=true",
+            "use_torch_optimizer_for_cpu_offload=true",
+        )
+    ),
+    Case("unused-launcher-keys", "launcher.master_address=a", "launcher.master_address=a launcher.nodes=2"),
+    Case("unused-checkpoint-keys", "checkpoint.interval=5", "checkpoint.interval=5 checkpoint.directory=/c"),
+    Case("unused-checkpoint-keys", "checkpoint.optimizer=false", ""),
+    Case("unused-entrypoint", "megatron.entrypoint=/my/pretrain.py"),
+    Case(
+        "unused-optimizer-keys", "optimizer=adam megatron.param_layout=false", "megatron.param_layout=false"
+    ),
+    Case("unused-expert-keys", "model=tiny_dense parallel.etp=1", "parallel.etp=1"),
+    Case(
+        "full-iteration-graph",
+        "megatron.args.cuda_graph_modules=[full_iteration]",
+        "megatron.args.cuda_graph_modules=[attn]",
     ),
     Case(
         "full-iteration-graph",
@@ -132,8 +320,8 @@ CASES = [
         "flag-unknown",
         "megatron.args.recompute_granulity=full",
         "megatron.args.recompute-granularity=full",
-        MachineFacts(megatron_flags=frozenset({"recompute_granularity"})),
-        MachineFacts(megatron_flags=frozenset({"recompute_granularity"})),
+        MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
+        MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
     ),
     Case("world-size", "launcher.ranks_per_node=3", "launcher.ranks_per_node=6"),
     Case("world-size", "launcher.nodes=3 launcher.ranks_per_node=1 parallel.tp=2"),
@@ -147,6 +335,115 @@ CASES = [
     Case("ffn-tp", "model.ffn_hidden_size=513"),
     Case("ffn-tp", "model.moe.ffn_hidden_size=255", "model.moe.ffn_hidden_size=255 parallel.etp=1"),
     Case("layers-pp", "parallel.pp=3", "parallel.pp=3 megatron.args.decoder_first_pipeline_num_layers=2"),
+    Case(
+        "layers-pp",
+        "parallel.pp=3",
+        f"parallel.pp=3 {ARGS}account_for_embedding_in_pipeline_split=true "
+        f"{ARGS}account_for_loss_in_pipeline_split=true",
+    ),
+    Case("layers-pp", f"parallel.pp=2 {ARGS}account_for_loss_in_pipeline_split=true", "parallel.pp=2"),
+    *(
+        Case("pipeline-counts", f"{ARGS}{flag}={bad}", f"{ARGS}{flag}=1")
+        for flag, bad in (
+            ("decoder_first_pipeline_num_layers", "0"),
+            ("decoder-last-pipeline-num-layers", "-1"),
+            ("num_virtual_stages_per_pipeline_rank", "two"),
+            ("num_layers_per_virtual_pipeline_stage", "1.5"),
+        )
+    ),
+    Case(
+        "uneven-pipeline",
+        f"parallel.pp=2 {FIRST}=4",
+        f"parallel.pp=2 {FIRST}=3",
+    ),
+    Case(
+        "uneven-pipeline",
+        f"parallel.pp=3 {LAST}=1",
+        f"parallel.pp=3 {LAST}=2",
+    ),
+    Case("uneven-pipeline", f"{FIRST}=1", ""),
+    Case(
+        "uneven-pipeline",
+        f"parallel.pp=2 {FIRST}=1 {LAST}=1",
+        f"parallel.pp=2 {FIRST}=1 {LAST}=3",
+    ),
+    Case(
+        "uneven-pipeline",
+        f"parallel.pp=2 {FIRST}=1 {ARGS}account_for_loss_in_pipeline_split=true",
+        f"parallel.pp=2 {FIRST}=1",
+    ),
+    Case(
+        "pipeline-layout",
+        f"parallel.pp=2 '{ARGS}pipeline_model_parallel_layout=\"Et|tt|tL\"'",
+        f"parallel.pp=2 '{ARGS}pipeline_model_parallel_layout=\"Ett|ttL\"'",
+    ),
+    Case(
+        "pipeline-layout",
+        f"'{ARGS}pipeline_model_parallel_layout=\"Ett|ttL\"' {VIRTUAL}=2",
+        "",
+    ),
+    Case(
+        "virtual-pipeline",
+        f"{VIRTUAL}=2",
+        f"parallel.pp=2 {VIRTUAL}=2",
+    ),
+    Case(
+        "virtual-pipeline",
+        f"parallel.pp=2 {VIRTUAL}=3",
+        f"parallel.pp=2 {LAYERS_PER_VIRTUAL}=1",
+    ),
+    Case(
+        "virtual-pipeline",
+        f"parallel.pp=2 {VIRTUAL}=2 {LAYERS_PER_VIRTUAL}=1",
+        "",
+    ),
+    Case(
+        "virtual-pipeline",
+        f"parallel.pp=2 {VIRTUAL}=2 {ARGS}no_overlap_p2p_communication=true",
+        f"parallel.pp=4 {VIRTUAL}=1 {ARGS}no_overlap_p2p_communication=true",
+    ),
+    Case(
+        "virtual-pipeline",
+        f"parallel.pp=2 {LAYERS_PER_VIRTUAL}=1 {FIRST}=1",
+        f"parallel.pp=2 {VIRTUAL}=1 {FIRST}=1",
+    ),
+    Case(
+        "virtual-pipeline",
+        "parallel.pp=2 parallel.num_virtual_stages_per_pipeline_rank=3",
+        "parallel.pp=2 parallel.num_virtual_stages_per_pipeline_rank=2",
+    ),
+    Case(
+        "uneven-pipeline",
+        "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4",
+        "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=1",
+    ),
+    Case(
+        "virtual-batches",
+        f"parallel.pp=2 train.global_batch=2 {VIRTUAL}=2",
+        f"parallel.pp=2 train.global_batch=4 {VIRTUAL}=2",
+    ),
+    Case(
+        "tensor-parallel-nodes",
+        "launcher.nodes=2 launcher.ranks_per_node=2 parallel.tp=4",
+        "launcher.nodes=2 launcher.ranks_per_node=4 parallel.tp=4",
+        level=Level.WARNING,
+    ),
+    Case("idle-gpus", "cluster=h200_x8 launcher.nodes=2", "cluster=h200_x8", level=Level.NOTE),
+    Case(
+        "vocabulary-padding",
+        "model.make_vocab_size_divisible_by=0",
+        "model.make_vocab_size_divisible_by=64",
+    ),
+    Case(
+        "vocabulary-padding",
+        f"{ARGS}no_pad_vocab_size=true",
+        f"{ARGS}no_pad_vocab_size=true model.vocab_size=258",
+    ),
+    Case(
+        "vocabulary-padding",
+        f"{ARGS}disable-pad-vocab-size=true model.vocab_size=259",
+        f"{ARGS}disable-pad-vocab-size=true model.vocab_size=259 parallel.tp=1",
+    ),
     Case("global-batch", "train.global_batch=6", "train.global_batch=8"),
     Case("sequence-parallel", "parallel.tp=1", "parallel.tp=1 parallel.sequence_parallel=false"),
     Case("sequence-parallel", "train.sequence_length=127"),
@@ -157,9 +454,9 @@ CASES = [
     Case("query-groups", "model.num_query_groups=3", "model.num_query_groups=2"),
     Case("top-k", "model.moe.topk=300"),
     Case("unused-expert-keys", "model=tiny_dense model.moe.topk=3", "model.moe.topk=3"),
-    Case("layers-pp", "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4", "parallel.pp=2"),
+    Case("uneven-pipeline", "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4", "parallel.pp=2"),
     Case(
-        "layers-pp",
+        "uneven-pipeline",
         "model.num_layers=5 parallel.pp=3 parallel.decoder_first_pipeline_num_layers=2",
         "model.num_layers=5 parallel.pp=3 parallel.decoder_first_pipeline_num_layers=1",
     ),
@@ -204,9 +501,38 @@ CASES = [
     Case("further-tokens", "model.mtp_num_layers=0", "model.mtp_num_layers=1"),
     Case("further-tokens", "model.mtp_loss_scaling_factor=-1"),
     Case("normalization", "model.normalization=rms"),
+    Case("head-width", "model.kv_channels=48", "model.kv_channels=32", level=Level.WARNING),
+    Case("head-width", "model.kv_channels=48 model.hidden_size=100", "", level=Level.WARNING),
+    Case("rotary-size", "model.kv_channels=33", "model.kv_channels=34"),
+    Case("rotary-size", "model.rotary_percent=0.01", "model.rotary_percent=0.5"),
+    Case("load-balancing", "model.moe.load_balancing=aux", "model.moe.load_balancing=sinkhorn"),
+    Case(
+        "load-balancing",
+        "model.moe.load_balancing=none model.moe.aux_loss_coeff=0.1",
+        "model.moe.load_balancing=none",
+    ),
+    Case("expert-layers", "model.moe.layer_freq=often", "model.moe.layer_freq=2"),
+    Case("expert-layers", "model.moe.layer_freq=0"),
+    Case("expert-layers", "'model.moe.layer_freq=\"([0]+[1]*2)\"'", "'model.moe.layer_freq=\"([0]+[1]*3)\"'"),
+    Case("expert-layers", "'model.moe.layer_freq=\"[1]*10**9\"'", "'model.moe.layer_freq=\"([1]+[0]*1)*2\"'"),
+    Case("expert-layers", "'model.moe.layer_freq=\"[2]*4\"'", "'model.moe.layer_freq=\"[1,0,1,0]\"'"),
+    Case("grouped-gemm", "device=cpu model.moe.grouped_gemm=true", "device=cuda model.moe.grouped_gemm=true"),
     Case("data-named", "data=text", "data=text data.paths=[/a]"),
     Case("data-named", "data=indexed", "data=indexed data.prefix=/a"),
     Case("data-unused", "data.paths=[/a]"),
+    Case("data-unused", "data.prefix=/a", "data=indexed data.prefix=/a"),
+    Case("data-unused", "data.jsonl_key=body", "data=text data.jsonl_key=body"),
+    Case("data-unused", "data=mock data.cache_directory=/c", "data.cache_directory=/c"),
+    *(
+        Case("data-flags", f"{ARGS}{flag}=true", f"{ARGS}{flag}=false")
+        for flag in (
+            "sft",
+            "fim-data",
+            "hybrid_context_parallel",
+            "dataloader_inter_document_masking",
+            "overlap_moe_expert_parallel_comm",
+        )
+    ),
     Case("vocabulary", "data=indexed data.prefix=/a", "data=indexed data.prefix=/a model.vocab_size=99"),
     Case("vocabulary", "model.vocab_size=256", "model.vocab_size=257"),
     *(
@@ -231,6 +557,18 @@ CASES = [
     ),
     Case("mock-data", "data=mock", level=Level.NOTE),
     Case("found", "", bad_facts=MachineFacts(problems=(Problem(what="megatron-core is missing."),))),
+    Case(
+        "muon-installed",
+        "",
+        "optimizer=adam",
+        MachineFacts(muon_problems=(Problem(what="emerging-optimizers is a stub."),)),
+        MachineFacts(muon_problems=(Problem(what="emerging-optimizers is a stub."),)),
+    ),
+    Case(
+        "megatron-path",
+        "megatron.path=/x",
+        bad_facts=MachineFacts(megatron_missing=("megatron/core", "megatron/training")),
+    ),
     Case(
         "cuda",
         "device=cuda",
@@ -262,6 +600,7 @@ CASES = [
     Case("directory-pseudo", "", "", on_disk(kind="proc"), on_disk()),
     Case("directory-writable", "", "", on_disk(writable=False), on_disk(exists=False)),
     Case("directory-writable", "", "", on_disk(writable=False, exists=True), on_disk(exists=True)),
+    Case("directory-keeps", "", "", on_disk(write_error="came back changed"), on_disk(write_error="")),
     Case("directory-space", "", "", on_disk(free_bytes=999), on_disk(free_bytes=1000)),
     Case("directory-network", "", "", on_disk(is_network=True, kind="nfs4"), on_disk(), Level.WARNING),
     Case("directory-overlay", "", "", on_disk(kind="overlay"), on_disk(), Level.NOTE),
@@ -309,8 +648,9 @@ def test_pasting_the_fix_makes_the_rule_pass(case: Case) -> None:
             # A sentence must not look as if it could be pasted.
             assert not problem.fix or "=" not in problem.fix.split()[0] or problem.fix.endswith("=...")
             continue
-        # Facts follow the directory: a paste of another one is judged on a machine that has it.
-        facts = case.good_facts if problem.fix.startswith("offload.directory=") else case.bad_facts
+        # Facts follow the directory and the plan: another one is judged on a machine that has it.
+        follows = problem.fix.startswith(("offload.directory=", "offload.engine=", "offload.host_memory_gb="))
+        facts = case.good_facts if follows else case.bad_facts
         fixed = " ".join([case.bad, *map(shlex.quote, pasted)])
         assert problem.what not in {left.what for left in found_by(case, fixed, facts)}
 
@@ -323,9 +663,23 @@ def test_every_rule_has_a_case_a_reason_and_its_own_name() -> None:
 
 
 def test_good_recipes_pass_every_rule_when_nothing_is_known_of_the_machine() -> None:
-    for recipe in ("tiny", "gpt_2b9"):
+    for recipe in find_recipes():
         composition = compose(recipe)
-        assert refuses(check(composition.config, composition.written, NOTHING_KNOWN), strict=True) == []
+        found = check(composition.config, composition.written, NOTHING_KNOWN, here=False)
+        assert refuses(found, strict=True) == []
+
+
+@pytest.mark.parametrize("recipe", find_recipes())
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_flag_that_a_key_gives_is_refused_a_second_time(recipe: str, device: str) -> None:
+    given = megatron_flags(
+        replace(compose(recipe).config, megatron=MegatronConfig()),
+        device=device,
+        transformer_engine=False,
+        data_prefix="/d",
+    )
+    names = {word.removeprefix("--").replace("-", "_") for word in given if word.startswith("--")}
+    assert {name for name in names if name not in OURS} <= FIXED_FLAGS
 
 
 def test_what_only_the_machine_can_tell_is_a_note_for_a_run_meant_for_elsewhere() -> None:
@@ -349,7 +703,7 @@ def test_a_disk_that_is_too_small_is_told_with_path_needed_and_free_and_does_not
         directory=DirectoryFacts(
             path=Path("/m/s"), nearest=Path("/m"), mount_point=Path("/m"), free_bytes=2**26
         ),
-        needed_bytes=2**28,
+        planned=PlannedFacts(needed_bytes=2**28),
     )
     (problem,) = refuses(check(composition.config, composition.written, facts))
     assert problem.exit_code == 3

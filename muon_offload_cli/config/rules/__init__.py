@@ -15,14 +15,35 @@ from muon_offload_cli.config.rules import (
     machine,
     model,
     numbers,
+    pipeline,
     topology,
+    unread,
 )
-from muon_offload_cli.config.rules.facts import DirectoryFacts, FileFacts, MachineFacts
+from muon_offload_cli.config.rules.facts import (
+    DirectoryFacts,
+    FileFacts,
+    MachineFacts,
+    MegatronFacts,
+    ParameterFacts,
+    PlannedFacts,
+)
 from muon_offload_cli.config.rules.registry import Rule, as_note
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Level, Problem
 
-__all__ = ["DirectoryFacts", "FileFacts", "MachineFacts", "Rule", "all_rules", "check", "refuses"]
+__all__ = [
+    "DirectoryFacts",
+    "FileFacts",
+    "MachineFacts",
+    "MegatronFacts",
+    "ParameterFacts",
+    "PlannedFacts",
+    "Rule",
+    "all_rules",
+    "check",
+    "refuses",
+    "rules_by_subject",
+]
 
 _SUBJECTS = (
     family,
@@ -30,7 +51,9 @@ _SUBJECTS = (
     chunks,
     exclusive,
     flags,
+    unread,
     topology,
+    pipeline,
     model,
     architecture,
     data,
@@ -41,7 +64,17 @@ _SUBJECTS = (
 
 def all_rules() -> list[Rule]:
     """Return every rule, by subject, in the order in which problems are told."""
-    return [value for subject in _SUBJECTS for value in vars(subject).values() if isinstance(value, Rule)]
+    return [rule for found in rules_by_subject().values() for rule in found]
+
+
+def rules_by_subject() -> dict[str, list[Rule]]:
+    """Return every rule by the first line of its module's docstring."""
+    return {
+        (subject.__doc__ or "").partition("\n")[0]: [
+            value for value in vars(subject).values() if isinstance(value, Rule)
+        ]
+        for subject in _SUBJECTS
+    }
 
 
 def check(config: Config, written: Set[str], facts: MachineFacts, *, here: bool = True) -> list[Problem]:

@@ -66,9 +66,7 @@ def latent_attention(config: Config, written: Set[str], facts: MachineFacts) -> 
         )
 
 
-@rule(
-    name="linear-attention", reason="Gated delta nets have heads of their own, cut over tensor ranks."
-)
+@rule(name="linear-attention", reason="Gated delta nets have heads of their own, cut over tensor ranks.")
 def linear_attention(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse an unknown kind of attention, missing sizes, and heads that do not divide."""
     model, parallel = config.model, config.parallel

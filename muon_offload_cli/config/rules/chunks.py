@@ -6,21 +6,25 @@ import math
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import LARGEST, in_range
 from muon_offload_cli.config.schema import Config, Engine
 from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.units import GIB, MIB, format_bytes
 
 DEFAULT_CHUNK_MB = 512
-OFFLOAD_KEYS_UNREAD_WITHOUT_ENGINE = ("offload.directory", "offload.host_memory_gb")
+# Size of one disk request (offload/mover.py, PIECE_BYTES).
+REQUEST_MB = 8
 
 
 @rule(name="chunk-size", reason="A chunk is a number of MiB.")
 def chunk_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse negative and infinite chunk sizes."""
     chunk_mb = config.offload.chunk_mb
-    if not math.isfinite(chunk_mb) or chunk_mb < 0:
+    if not in_range(chunk_mb, 0):
         yield Problem(
-            what=f"offload.chunk_mb={chunk_mb:g} is no size: it must be more than 0.",
+            what=f"offload.chunk_mb={chunk_mb:g} is no size: it must be more than 0 and below 2**31.",
             fix=f"offload.chunk_mb={DEFAULT_CHUNK_MB}",
             keys=("offload.chunk_mb",),
         )
@@ -82,29 +86,70 @@ def host_memory(config: Config, written: Set[str], facts: MachineFacts) -> Itera
         return
     try:
         value = float(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         value = math.nan
-    if not (math.isfinite(value) and value >= 0):
+    if not 0 <= value <= LARGEST:
         yield Problem(
-            what=f"offload.host_memory_gb={text} is neither a number of GiB nor auto.",
+            what=f"offload.host_memory_gb={text[:80]} is neither a number of GiB nor auto.",
             fix="offload.host_memory_gb=auto",
             keys=("offload.host_memory_gb",),
         )
 
 
-@rule(
-    name="unused-offload-keys",
-    reason="A setting that the chosen path never reads would be dropped in silence.",
-)
-def unused_keys(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Warn of a directory or a budget given to a run that offloads nothing."""
-    if config.offload.engine is not Engine.none:
+@rule(name="host-fits", reason="The kernel kills a rank that takes more memory than its node has.")
+def host_fits(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse state in host memory that the cluster's nodes do not have."""
+    has_gb, needed = config.cluster.host_memory_gb, facts.planned.host_bytes
+    if has_gb is None or needed is None or not in_range(has_gb, 0) or needed <= has_gb * GIB:
         return
-    for key in OFFLOAD_KEYS_UNREAD_WITHOUT_ENGINE:
-        if key in written:
-            yield Problem(
-                what=f"{key} is written, and offload.engine=none never reads it.",
-                fix="offload.engine=disk",
-                keys=(key, "offload.engine"),
-                level=Level.WARNING,
-            )
+    disk = config.offload.engine in (Engine.disk, Engine.mapped)
+    yield Problem(
+        what=f"{config.launcher.ranks_per_node} ranks would hold {format_bytes(needed)} in host memory, and "
+        f"a node of cluster={config.cluster.name} has {format_bytes(has_gb * GIB)}.",
+        fix="offload.host_memory_gb=0" if disk else "offload.engine=disk",
+        keys=("offload.host_memory_gb", "offload.engine", "cluster.host_memory_gb"),
+        exit_code=3,
+    )
+
+
+@rule(
+    name="chunk-parameter",
+    reason="A parameter is never cut, so a smaller chunk holds one parameter and windows grow to it.",
+)
+def chunk_parameter(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Warn of chunks smaller than the state of the largest parameter, by name and size."""
+    chunk_mb = config.offload.chunk_mb
+    if config.offload.engine is Engine.none or not is_muon(config.optimizer) or not in_range(chunk_mb, 0):
+        return
+    largest = facts.planned.largest_parameter
+    if largest is not None and 0 < chunk_mb * MIB < largest.state_bytes:
+        shape = " x ".join(map(str, largest.shape))
+        yield Problem(
+            what=f"offload.chunk_mb={chunk_mb:g} is smaller than the state of {largest.name} ({shape}, "
+            f"{format_bytes(largest.state_bytes)}): such chunks hold one parameter.",
+            fix=f"offload.chunk_mb={-(-largest.state_bytes // MIB)}",
+            keys=("offload.chunk_mb",),
+            level=Level.WARNING,
+        )
+
+
+@rule(
+    name="staging", reason="Reading and writing each need one staging buffer of the size of a disk request."
+)
+def staging(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a staging ring with less room than two disk requests (offload/offloader.py, _make_mover)."""
+    offload = config.offload
+    if offload.engine is not Engine.disk or not in_range(offload.staging_mb, 0) or offload.staging_mb <= 0:
+        return
+    request_mb = (
+        min(REQUEST_MB, offload.chunk_mb)
+        if in_range(offload.chunk_mb, 0) and offload.chunk_mb
+        else REQUEST_MB
+    )
+    if offload.staging_mb < 2 * request_mb:
+        yield Problem(
+            what=f"offload.staging_mb={offload.staging_mb:g} is less than two disk requests "
+            f"of {request_mb:g} MiB.",
+            fix=f"offload.staging_mb={2 * REQUEST_MB}",
+            keys=("offload.staging_mb", "offload.chunk_mb"),
+        )

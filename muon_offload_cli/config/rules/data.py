@@ -6,10 +6,20 @@ from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import has_flag
 from muon_offload_cli.config.schema import Config, DataSource
 from muon_offload_cli.errors import Level, Problem
 
 INDEXED_SUFFIXES = (".bin", ".idx")
+
+UNSUPPORTED_FLAGS = (
+    "sft",
+    "fim_data",
+    "hybrid_context_parallel",
+    "dataloader_inter_document_masking",
+    "overlap_moe_expert_parallel_comm",
+)
+"""Flags of Megatron whose batches or schedules the built-in training data does not know."""
 
 
 def data_files(config: Config) -> list[str]:
@@ -36,20 +46,6 @@ def data_named(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
             fix="data.prefix=/path/without/suffix",
             keys=("data.source", "data.prefix"),
         )
-
-
-@rule(name="data-unused", reason="Data that is named and not read is a run on other data than was meant.")
-def data_unused(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse paths or a prefix next to a source that reads neither."""
-    readers = {"data.paths": DataSource.text, "data.prefix": DataSource.indexed}
-    for key, source in readers.items():
-        given = config.data.paths if key == "data.paths" else config.data.prefix
-        if given and config.data.source is not source:
-            yield Problem(
-                what=f"{key} is set, and data.source={config.data.source.name} never reads it.",
-                fix=f"data.source={source.name}",
-                keys=(key, "data.source"),
-            )
 
 
 @rule(
@@ -106,3 +102,15 @@ def mock_data(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
             keys=("data.source",),
             level=Level.NOTE,
         )
+
+
+@rule(name="data-flags", reason="These ask for batches or schedules that the built-in data does not have.")
+def data_flags(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse flags that the built-in training data cannot serve."""
+    for flag in UNSUPPORTED_FLAGS:
+        if has_flag(config, flag):
+            yield Problem(
+                what=f"megatron.args.{flag} does not work with the built-in training data.",
+                fix=f"megatron.args.{flag}=null",
+                keys=(f"megatron.args.{flag}",),
+            )

@@ -86,17 +86,30 @@ def writable(config: Config, written: Set[str], facts: MachineFacts) -> Iterator
     yield Problem(what=what, fix=_ELSEWHERE, keys=(KEY,), exit_code=3)
 
 
+@rule(
+    name="directory-keeps",
+    reason="A drive that loses bytes is found before it holds a run's state.",
+    machine=True,
+)
+def keeps(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a folder where 16 MiB could not be written and read back unchanged."""
+    known = _known(config, facts)
+    if known is not None and known.write_error:
+        what = f"{KEY}={known.path} ({known.kind}): {known.write_error}."
+        yield Problem(what=what, fix=_ELSEWHERE, keys=(KEY,), exit_code=3)
+
+
 @rule(name="directory-space", reason="A disk that is too small is told before step 1.", machine=True)
 def space(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a filesystem with less room than all ranks of the node need."""
     known = _known(config, facts)
-    if known is None or known.free_bytes is None or facts.needed_bytes is None:
+    if known is None or known.free_bytes is None or facts.planned.needed_bytes is None:
         return
-    missing = facts.needed_bytes - known.free_bytes
+    missing = facts.planned.needed_bytes - known.free_bytes
     if missing > 0:
         ranks = config.launcher.ranks_per_node
         yield Problem(
-            what=f"{ranks} ranks need {format_bytes(facts.needed_bytes)} on {known.mount_point} "
+            what=f"{ranks} ranks need {format_bytes(facts.planned.needed_bytes)} on {known.mount_point} "
             f"({known.kind}), which has {format_bytes(known.free_bytes)} free ({KEY}={known.path}).",
             fix=f"free {format_bytes(missing)}, set {KEY} to a larger mount, or raise the data-parallel size",
             keys=(KEY,),

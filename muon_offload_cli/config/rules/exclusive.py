@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from typing import Any
 
 from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import flag_value, has_flag
 from muon_offload_cli.config.schema import Config, Engine
 from muon_offload_cli.errors import Problem
 
@@ -19,26 +20,25 @@ UNSERVED: dict[str, str] = {
     "offload_optimizer_states": "it is Megatron's own offload: one of the two must do it",
     "chunked_optimizer_state_offload": "it is Megatron's own offload: one of the two must do it",
     "optimizer_cpu_offload": "it steps Adam on the CPU: one of the two must do it",
+    "rl_offload_optimizer_during_inference": "it moves the whole optimizer, which an engine does already",
     "use_megatron_fsdp": "it shards the master weights itself",
     "use_torch_fsdp2": "it shards the master weights itself",
-    "async_save": "it reads state in the background while the next step moves it",
     "use_precision_aware_optimizer": "its master weights are not Megatron's to hand over",
     "reuse_grad_buf_for_mxfp8_param_ag": "its parameter gather reads master weights elsewhere",
     "fp8_param_gather": "its parameter gather reads master weights elsewhere",
     "fp4_param_gather": "its parameter gather reads master weights elsewhere",
 }
 
-
-def is_on(value: Any) -> bool:
-    """Tell whether a Megatron flag is given at all: false and null leave it out."""
-    return value is not None and value is not False
-
-
-def has_flag(config: Config, flag: str) -> bool:
-    """Tell whether `megatron.args` turns a flag on, written with dashes or underscores."""
-    return any(
-        name.replace("-", "_") == flag and is_on(value) for name, value in config.megatron.args.items()
-    )
+# Flags that Megatron's builders refuse for Muon, on every rank and after start-up.
+NOT_FOR_MUON: dict[str, str] = {
+    "use_precision_aware_optimizer": "it exists for Adam's distributed optimizer alone",
+    "optimizer_cpu_offload": "it steps Adam on the CPU",
+    "use_megatron_fsdp": "Megatron-FSDP takes no emerging optimizer",
+    "use_torch_fsdp2": "Torch-FSDP2 takes no emerging optimizer",
+}
+# Offloaders of Megatron's own, in versions that have one.
+NATIVE_OFFLOADERS = ("offload_optimizer_states", "chunked_optimizer_state_offload")
+FULL_ITERATION_FLAGS = ("cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules")
 
 
 @rule(
@@ -63,12 +63,11 @@ def unserved_readers(config: Config, written: Set[str], facts: MachineFacts) -> 
     reason="A graph of the whole iteration contains the optimizer step, whose addresses move.",
 )
 def full_iteration_graph(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse a graph of the full iteration next to an engine."""
+    """Refuse a graph of the full iteration next to an engine, in all of Megatron's spellings."""
     if config.offload.engine is Engine.none:
         return
-    # The second is the older spelling (megatron/training/arguments.py moves it to the first).
-    for flag in ("cuda_graph_impl", "cuda_graph_scope"):
-        value = next((v for name, v in config.megatron.args.items() if name.replace("-", "_") == flag), None)
+    for flag in FULL_ITERATION_FLAGS:
+        value = flag_value(config, flag)
         if "full_iteration" in (value if isinstance(value, list) else [value]):
             yield Problem(
                 what=f"megatron.args.{flag}=full_iteration with offload.engine="
@@ -76,6 +75,38 @@ def full_iteration_graph(config: Config, written: Set[str], facts: MachineFacts)
                 fix=f"megatron.args.{flag}=null",
                 keys=(f"megatron.args.{flag}", "offload.engine"),
             )
+
+
+@rule(name="not-for-muon", reason="Megatron refuses these for Muon only after every rank has started.")
+def not_for_muon(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse flags of other optimizers for resident Muon; next to an engine they are refused as such."""
+    if config.offload.engine is not Engine.none or not is_muon(config.optimizer):
+        return
+    for flag, reason in NOT_FOR_MUON.items():
+        if has_flag(config, flag):
+            yield Problem(
+                what=f"megatron.args.{flag} with optimizer.name={config.optimizer.name}: {reason}.",
+                fix=f"megatron.args.{flag}=false",
+                keys=(f"megatron.args.{flag}", "optimizer.name"),
+            )
+
+
+@rule(
+    name="native-layout",
+    reason="No offloader of Megatron's own is known to handle the layout with an Adam sibling.",
+)
+def native_layout(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse the shard-aligned layout for Muon under an offloader of Megatron's own."""
+    if config.offload.engine is not Engine.none or not is_muon(config.optimizer):
+        return
+    given = [flag for flag in NATIVE_OFFLOADERS if has_flag(config, flag)]
+    if given and config.megatron.param_layout:
+        yield Problem(
+            what=f"megatron.args.{given[0]} offloads Muon through Megatron itself, which does not work with "
+            "megatron.param_layout=true.",
+            fix="megatron.param_layout=false",
+            keys=(f"megatron.args.{given[0]}", "megatron.param_layout"),
+        )
 
 
 @rule(name="fp16", reason="Muon takes bf16; Megatron's parser accepts fp16 and its builder then fails.")
@@ -103,14 +134,51 @@ def param_gather(config: Config, written: Set[str], facts: MachineFacts) -> Iter
 @rule(name="optimizer-instances", reason="Layer-wise ownership is planned for one optimizer instance.")
 def optimizer_instances(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse more than one distributed-optimizer instance next to an engine."""
-    count = config.megatron.args.get("num_distributed_optimizer_instances", 1)
+    flag = "num_distributed_optimizer_instances"
+    count = flag_value(config, flag)
     if config.offload.engine is not Engine.none and count not in (1, "1", None):
         yield Problem(
-            what=f"megatron.args.num_distributed_optimizer_instances={count} with offload.engine="
-            f"{config.offload.engine.name}: one instance is supported.",
-            fix="megatron.args.num_distributed_optimizer_instances=1",
-            keys=("megatron.args.num_distributed_optimizer_instances", "offload.engine"),
+            what=f"megatron.args.{flag}={count} with offload.engine={config.offload.engine.name}: "
+            "one instance is supported.",
+            fix=f"megatron.args.{flag}=1",
+            keys=(f"megatron.args.{flag}", "offload.engine"),
         )
+
+
+@rule(name="checkpoint-format", reason="Only torch_dist writes layer-wise state by parameter, in any order.")
+def checkpoint_format(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse formats that Muon or an engine cannot save its state in."""
+    value = flag_value(config, "ckpt_format")
+    if value is None or not is_muon(config.optimizer):
+        return
+    streamed = config.offload.engine is not Engine.none and _saves_state(config)
+    allowed = ("torch_dist",) if streamed else ("torch_dist", "torch")
+    if value not in allowed:
+        saved = (
+            f" while the state of offload.engine={config.offload.engine.name} is saved" if streamed else ""
+        )
+        yield Problem(
+            what=f"megatron.args.ckpt_format={value} with optimizer.name={config.optimizer.name}{saved}: "
+            f"{' and '.join(allowed)} can hold it.",
+            fix="megatron.args.ckpt_format=torch_dist",
+            keys=("megatron.args.ckpt_format", "checkpoint.directory"),
+        )
+
+
+@rule(name="async-save", reason="A save in the background reads state while the next step moves it.")
+def async_save(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse asynchronous saving of the state of an offloaded run."""
+    if config.offload.engine is not Engine.none and _saves_state(config) and has_flag(config, "async_save"):
+        yield Problem(
+            what=f"megatron.args.async_save with offload.engine={config.offload.engine.name}: the next step "
+            "would move state that is still being read.",
+            fix="megatron.args.async_save=false",
+            keys=("megatron.args.async_save", "offload.engine"),
+        )
+
+
+def _saves_state(config: Config) -> bool:
+    return config.checkpoint.directory is not None and config.checkpoint.optimizer
 
 
 @rule(name="save-offloaded", reason="Saving the state of an offloaded run has no tested path yet.")

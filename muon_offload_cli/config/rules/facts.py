@@ -28,6 +28,7 @@ class DirectoryFacts:
         free_bytes: Bytes that this user may still write.
         writable: This user may create entries in `nearest`.
         direct_io: O_DIRECT works there; None: not tried.
+        write_error: What a trial of writing and reading there ran into; empty: nothing; None: not tried.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class DirectoryFacts:
     free_bytes: int | None = None
     writable: bool = True
     direct_io: bool | None = None
+    write_error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,61 @@ class FileFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterFacts:
+    """A matrix that Muon steps, as one rank holds it, with the bytes of its momentum and master weight."""
+
+    name: str
+    shape: tuple[int, ...]
+    state_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedFacts:
+    """What the plan of the run says.
+
+    Attributes:
+        needed_bytes: Bytes that all ranks of this node will reserve in the offload directory.
+        host_bytes: Bytes of host memory that they hold for good, staging rings included.
+        largest_parameter: The largest matrix that Muon steps.
+    """
+
+    needed_bytes: int | None = None
+    host_bytes: int | None = None
+    largest_parameter: ParameterFacts | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MegatronFacts:
+    """The software that would train, as its probe found it (`megatron.probe.ProbeAnswer` says more).
+
+    Attributes:
+        version: Version of Megatron.
+        root: Folder that it is imported from.
+        flags: Flags of its parser, as attribute names with underscores; None: not known.
+        chunked_offloader: It brings a chunked optimizer-state offloader of its own.
+        layer_wise: It has the layer-wise optimizer that is taken over.
+        torch_version: Version of torch.
+        torch_cuda: CUDA version that torch was built for.
+        transformer_engine: Transformer Engine is installed.
+        optimizers_version: Version of emerging-optimizers.
+        newton_schulz: Steps that run, by coefficient type; empty: not known.
+        adaptive_muon: Why adaptive Muon cannot be built; empty if it can, None: not known.
+    """
+
+    version: str | None = None
+    root: str | None = None
+    flags: frozenset[str] | None = None
+    chunked_offloader: bool = False
+    layer_wise: bool = False
+    torch_version: str | None = None
+    torch_cuda: str | None = None
+    transformer_engine: bool = False
+    optimizers_version: str | None = None
+    newton_schulz: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    adaptive_muon: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MachineFacts:
     """Facts of the machine at hand; the empty instance knows nothing.
 
@@ -60,20 +117,22 @@ class MachineFacts:
         working_directory: Folder that the command was started in.
         directory: The offload directory; None if no engine uses one or it could not be chosen.
         files: Data files of the config by path as given.
-        needed_bytes: Bytes that all ranks of this node will reserve in the offload directory.
+        planned: What the plan says; the empty instance if there is none.
         cuda_available: Whether torch sees a GPU.
         num_gpus: GPUs that torch sees.
-        megatron_version: Version of the Megatron that would train.
-        megatron_flags: Flags of its parser, as attribute names with underscores.
-        problems: What gathering itself found: no Megatron, a stub package, no place to default to.
+        megatron: The software that would train.
+        megatron_missing: Folders of a Megatron that are not below `megatron.path`.
+        problems: What gathering itself found: no Megatron, no place to default to.
+        muon_problems: What keeps Muon from training here: a stub package, another layer-wise optimizer.
     """
 
     working_directory: Path | None = None
     directory: DirectoryFacts | None = None
     files: Mapping[str, FileFacts] = field(default_factory=dict)
-    needed_bytes: int | None = None
+    planned: PlannedFacts = PlannedFacts()
     cuda_available: bool | None = None
     num_gpus: int | None = None
-    megatron_version: str | None = None
-    megatron_flags: frozenset[str] | None = None
+    megatron: MegatronFacts | None = None
+    megatron_missing: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    muon_problems: tuple[Problem, ...] = ()

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Set
 from muon_offload_cli.config.keys import nearest
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import has_flag, in_range
 from muon_offload_cli.config.schema import Config, Engine, OptimizerConfig
-from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.errors import Problem
 
 FAMILIES = ("dist_muon", "muon", "adam")
 # What Megatron's parser also takes (megatron/training/arguments.py, --optimizer).
@@ -46,11 +47,18 @@ def known_family(config: Config, written: Set[str], facts: MachineFacts) -> Iter
     if name in FAMILIES:
         return
     near = nearest(name, FAMILIES, count=1)
-    reason = (
-        "its state cannot be streamed" if name in OTHER_FAMILIES else "there is no such optimizer in Megatron"
-    )
+    broken = facts.megatron.adaptive_muon if facts.megatron is not None else None
+    if name == "adaptive_muon" and broken:
+        reason = f"the installed emerging-optimizers cannot step it under this Megatron ({broken})"
+    elif name == "adaptive_muon":
+        reason = "its second moment has no streaming path here yet"
+    elif name in OTHER_FAMILIES:
+        reason = "its state cannot be streamed"
+    else:
+        reason = "there is no such optimizer in Megatron"
+    shown = name if len(name) <= 80 else name[:80] + "..."
     yield Problem(
-        what=f"optimizer.name={name}: {reason}; dist_muon, muon (layer-wise) and adam work.",
+        what=f"optimizer.name={shown}: {reason}; dist_muon, muon (layer-wise) and adam work.",
         fix=f"optimizer.name={near[0] if near and near[0] != 'muon' else 'dist_muon'}",
         keys=("optimizer.name",),
     )
@@ -128,19 +136,6 @@ def adam_offload(config: Config, written: Set[str], facts: MachineFacts) -> Iter
 
 
 @rule(
-    name="unused-optimizer-keys",
-    reason="A setting that the chosen path never reads would be dropped in silence.",
-)
-def unused_keys(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse Muon's keys written for Adam."""
-    if config.optimizer.name == "adam":
-        for key in sorted(written):
-            if key.startswith("optimizer.muon_"):
-                what = f"{key} is written, and optimizer.name=adam never reads it."
-                yield Problem(what=what, fix="leave it out, or optimizer=dist_muon", keys=(key,))
-
-
-@rule(
     name="muon-choices",
     reason="Megatron finds a wrong Newton-Schulz, scale or tensor-parallel mode only at the first step.",
 )
@@ -163,15 +158,55 @@ def muon_choices(config: Config, written: Set[str], facts: MachineFacts) -> Iter
             )
 
 
-@rule(name="layer-wise-unread", reason="dist_muon is layer-wise by itself.")
-def layer_wise_refused(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Warn of ``layer_wise=false`` next to a name that implies it."""
-    if config.optimizer.name == "dist_muon" and "optimizer.layer_wise" in written:
-        if config.optimizer.layer_wise:
-            return
+@rule(
+    name="newton-schulz",
+    reason="Releases of emerging-optimizers differ in coefficients and allowed steps, and say so at step 1.",
+    machine=True,
+)
+def newton_schulz(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a coefficient type or a number of steps that the installed optimizer does not run."""
+    optimizer = config.optimizer
+    runs = facts.megatron.newton_schulz if facts.megatron is not None else {}
+    if not runs or not is_muon(optimizer) or optimizer.muon_coefficient_type not in COEFFICIENT_TYPES:
+        return
+    steps = runs.get(optimizer.muon_coefficient_type, frozenset())
+    tried = max((max(found) for found in runs.values() if found), default=0)
+    version = facts.megatron.optimizers_version if facts.megatron is not None else None
+    installed = f"the installed emerging-optimizers{f' {version}' if version else ''}"
+    if not steps:
+        known = [name for name, found in runs.items() if found]
         yield Problem(
-            what="optimizer.layer_wise=false has no effect: optimizer.name=dist_muon is layer-wise.",
-            fix="optimizer.layer_wise=true",
-            keys=("optimizer.layer_wise",),
-            level=Level.WARNING,
+            what=f"optimizer.muon_coefficient_type={optimizer.muon_coefficient_type} is none that "
+            f"{installed} runs: {', '.join(known)}.",
+            fix=f"optimizer.muon_coefficient_type={known[0] if known else 'quintic'}",
+            keys=("optimizer.muon_coefficient_type",),
+            exit_code=3,
+        )
+    elif optimizer.muon_num_ns_steps <= tried and optimizer.muon_num_ns_steps not in steps:
+        near = min(steps, key=lambda step: abs(step - optimizer.muon_num_ns_steps))
+        yield Problem(
+            what=f"optimizer.muon_num_ns_steps={optimizer.muon_num_ns_steps} is refused by {installed} for "
+            f"optimizer.muon_coefficient_type={optimizer.muon_coefficient_type}.",
+            fix=f"optimizer.muon_num_ns_steps={near}",
+            keys=("optimizer.muon_num_ns_steps", "optimizer.muon_coefficient_type"),
+            exit_code=3,
+        )
+
+
+@rule(name="learning-rate", reason="Megatron's scheduler decays from the peak to the minimum, never upwards.")
+def learning_rate(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a minimum above the peak, and a warm-up that is not over before the run is."""
+    optimizer, steps = config.optimizer, config.train.steps
+    if in_range(optimizer.lr, 0) and in_range(optimizer.min_lr, 0) and optimizer.min_lr > optimizer.lr:
+        yield Problem(
+            what=f"optimizer.min_lr={optimizer.min_lr:g} is more than optimizer.lr={optimizer.lr:g}.",
+            fix="optimizer.min_lr=0.0",
+            keys=("optimizer.min_lr", "optimizer.lr"),
+        )
+    if 1 <= steps <= optimizer.lr_warmup_steps and not has_flag(config, "lr_decay_iters"):
+        yield Problem(
+            what=f"optimizer.lr_warmup_steps={optimizer.lr_warmup_steps} is not less than "
+            f"train.steps={steps}.",
+            fix=f"optimizer.lr_warmup_steps={steps - 1}",
+            keys=("optimizer.lr_warmup_steps", "train.steps"),
         )

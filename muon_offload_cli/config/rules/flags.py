@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 
-from muon_offload_cli.config.keys import FREE_PREFIX, nearest
-from muon_offload_cli.config.rules.exclusive import is_on
+from muon_offload_cli.config.keys import FREE_PREFIX, leaf_types, nearest
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import is_on
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 
-# Flags of megatron/training/arguments.py that a key of ours gives; the value is that key.
-OURS: dict[str, str] = {
+# Flags of megatron/training/arguments.py that a key of another name gives; the value is that key.
+_OTHER_NAMES: dict[str, str] = {
     "tensor_model_parallel_size": "parallel.tp",
     "pipeline_model_parallel_size": "parallel.pp",
     "context_parallel_size": "parallel.cp",
     "expert_model_parallel_size": "parallel.ep",
     "expert_tensor_parallel_size": "parallel.etp",
-    "sequence_parallel": "parallel.sequence_parallel",
     "train_iters": "train.steps",
     "train_samples": "train.steps",
     "seq_length": "train.sequence_length",
@@ -28,53 +27,21 @@ OURS: dict[str, str] = {
     "global_batch_size": "train.global_batch",
     "seed": "train.seed",
     "optimizer": "optimizer.name",
-    "lr": "optimizer.lr",
-    "min_lr": "optimizer.min_lr",
     "lr_warmup_iters": "optimizer.lr_warmup_steps",
-    "lr_decay_style": "optimizer.lr_decay_style",
-    "weight_decay": "optimizer.weight_decay",
-    "clip_grad": "optimizer.clip_grad",
     "use_distributed_optimizer": "optimizer.distributed",
     "use_layer_wise_distributed_optimizer": "optimizer.layer_wise",
     "use_layer_wise_param_layout": "megatron.param_layout",
-    "muon_momentum": "optimizer.muon_momentum",
-    "muon_nesterov": "optimizer.muon_nesterov",
-    "muon_split_qkv": "optimizer.muon_split_qkv",
+    "no_use_layer_wise_param_layout": "megatron.param_layout",
     "muon_no_split_qkv": "optimizer.muon_split_qkv",
-    "muon_num_ns_steps": "optimizer.muon_num_ns_steps",
-    "muon_coefficient_type": "optimizer.muon_coefficient_type",
-    "muon_scale_mode": "optimizer.muon_scale_mode",
-    "muon_tp_mode": "optimizer.muon_tp_mode",
-    "adam_beta1": "optimizer.adam_beta1",
-    "adam_beta2": "optimizer.adam_beta2",
-    "adam_eps": "optimizer.adam_eps",
-    "num_layers": "model.num_layers",
-    "hidden_size": "model.hidden_size",
-    "ffn_hidden_size": "model.ffn_hidden_size",
-    "num_attention_heads": "model.num_attention_heads",
-    "num_query_groups": "model.num_query_groups",
     "group_query_attention": "model.num_query_groups",
-    "kv_channels": "model.kv_channels",
-    "vocab_size": "model.vocab_size",
     "padded_vocab_size": "model.vocab_size",
-    "normalization": "model.normalization",
-    "norm_epsilon": "model.norm_epsilon",
-    "swiglu": "model.swiglu",
-    "rotary_base": "model.rotary_base",
-    "rotary_percent": "model.rotary_percent",
-    "qk_layernorm": "model.qk_layernorm",
     "untie_embeddings_and_output_weights": "model.tied_embeddings",
-    "add_bias_linear": "model.add_bias_linear",
     "disable_bias_linear": "model.add_bias_linear",
     "init_method_std": "model.init_std",
     "num_experts": "model.moe.num_experts",
     "moe_router_topk": "model.moe.topk",
-    "moe_ffn_hidden_size": "model.moe.ffn_hidden_size",
     "moe_shared_expert_intermediate_size": "model.moe.shared_expert_ffn_hidden_size",
-    "moe_layer_freq": "model.moe.layer_freq",
-    "moe_aux_loss_coeff": "model.moe.aux_loss_coeff",
     "moe_router_load_balancing_type": "model.moe.load_balancing",
-    "moe_grouped_gemm": "model.moe.grouped_gemm",
     "data_path": "data.prefix",
     "train_data_path": "data.prefix",
     "mock_data": "data.source",
@@ -83,6 +50,21 @@ OURS: dict[str, str] = {
     "no_save_optim": "checkpoint.optimizer",
     "load": "resume.source",
 }
+
+
+def _same_names() -> Iterator[tuple[str, str]]:
+    """Yield flags that a key of ours is named after, with that key."""
+    for key in leaf_types():
+        section, _, name = key.rpartition(".")
+        if section in ("parallel", "model", "optimizer"):
+            yield name, key
+        elif section == "model.moe":
+            yield f"moe_{name}", key
+
+
+OURS: dict[str, str] = dict(_same_names()) | _OTHER_NAMES
+"""Flags that a key of ours gives; the value is that key."""
+
 _FLAG = re.compile(r"[a-z0-9][a-z0-9_]*", re.IGNORECASE)
 
 
@@ -118,24 +100,19 @@ def flag_ours(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
             yield Problem(what=what, fix=f"{FREE_PREFIX}{name}=null", keys=(FREE_PREFIX + name, key))
 
 
-@rule(
-    name="flag-unknown",
-    reason="Megatron's own parser would stop every rank at a misspelled flag.",
-    machine=True,
-)
+@rule(name="flag-unknown", reason="Megatron's own parser would stop every rank at a misspelled flag.")
 def flag_unknown(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse flags that the parser of the Megatron at hand does not have."""
-    known = facts.megatron_flags
-    if known is None:
+    if facts.megatron is None or facts.megatron.flags is None:
         return
+    known, version = facts.megatron.flags, facts.megatron.version
     for name in config.megatron.args:
         flag = name.replace("-", "_")
         if flag in known or flag in OURS or not _FLAG.fullmatch(flag):
             continue
         near = nearest(flag, known, count=1)
-        version = f" {facts.megatron_version}" if facts.megatron_version else ""
         yield Problem(
-            what=f"{FREE_PREFIX}{name[:80]}: Megatron{version} has no such flag."
+            what=f"{FREE_PREFIX}{name[:80]}: Megatron{f' {version}' if version else ''} has no such flag."
             + (f" Did you mean {near[0]}?" if near else ""),
             fix=f"{FREE_PREFIX}{near[0]}=..." if near else "leave it out",
             keys=(FREE_PREFIX + name,),

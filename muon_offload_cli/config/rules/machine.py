@@ -5,15 +5,63 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.schema import Config, Device
+from muon_offload_cli.config.rules.settings import has_flag
+from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.errors import Problem
 
 
 @rule(name="found", reason="A missing or broken installation is told before anything starts.", machine=True)
 def found(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Pass on what gathering the facts found: no Megatron, a stub package, nowhere to put state."""
+    """Pass on what gathering the facts found: no Megatron, nowhere to put state."""
     yield from facts.problems
+
+
+@rule(
+    name="muon-installed",
+    reason="A missing, old or stub emerging-optimizers would stop every rank at its first import.",
+    machine=True,
+)
+def muon_installed(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse Muon where Megatron and emerging-optimizers cannot build it together."""
+    if is_muon(config.optimizer):
+        yield from facts.muon_problems
+
+
+@rule(
+    name="megatron-path",
+    reason="A folder without Megatron would leave the installed one in its place.",
+    machine=True,
+)
+def megatron_path(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a `megatron.path` that is no Megatron."""
+    if facts.megatron_missing:
+        yield Problem(
+            what=f"megatron.path={config.megatron.path} is no Megatron: it has no "
+            f"{' and no '.join(facts.megatron_missing)}.",
+            fix="megatron.path=null",
+            keys=("megatron.path",),
+        )
+
+
+@rule(
+    name="native-offloader",
+    reason="Only some versions of Megatron have an offloader of their own.",
+    machine=True,
+)
+def native_offloader(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse Megatron's chunked offloader where the Megatron at hand has none."""
+    flag = "chunked_optimizer_state_offload"
+    if facts.megatron is None or facts.megatron.chunked_offloader or not has_flag(config, flag):
+        return
+    if config.offload.engine is Engine.none:
+        yield Problem(
+            what=f"megatron.args.{flag}: Megatron {facts.megatron.version or ''} has no chunked offloader.",
+            fix=f"megatron.args.{flag}=null",
+            keys=(f"megatron.args.{flag}",),
+            exit_code=3,
+        )
 
 
 @rule(name="cuda", reason="device=cuda needs a GPU that torch sees.", machine=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import LARGEST, in_range, value_of
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 
@@ -63,36 +63,27 @@ _POSITIVE = {
 }
 # Decays: the state would never forget at 1.
 _BELOW_ONE = {"optimizer.muon_momentum": 0.95, "optimizer.adam_beta1": 0.9, "optimizer.adam_beta2": 0.95}
-# Megatron and torch keep sizes, seeds and counts in 64-bit integers, and some in 32.
-_LARGEST = 2**31 - 1
-
-
-def value_of(config: Config, key: str) -> Any:
-    """Return the value of a dotted key."""
-    node: Any = config
-    for part in key.split("."):
-        node = getattr(node, part)
-    return node
 
 
 @rule(name="number-range", reason="Counts start at one, rates are finite; Megatron checks few of them.")
 def number_range(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse numbers that are negative, zero, infinite or absurd where that means nothing."""
     ranges: tuple[tuple[dict[str, Any], Callable[[float], bool], str], ...] = (
-        (_AT_LEAST_ONE, lambda x: 1 <= x <= _LARGEST, "1 or more"),
-        (_NOT_NEGATIVE, lambda x: 0 <= x <= _LARGEST, "0 or more"),
-        (_POSITIVE, lambda x: 0 < x <= _LARGEST, "more than 0"),
-        (_BELOW_ONE, lambda x: 0 <= x < 1, "0 or more and below 1"),
-        ({"model.rotary_percent": 1.0}, lambda x: 0 < x <= 1, "more than 0, at most 1"),
-        ({"launcher.master_port": 29500}, lambda x: 1 <= x <= 65535, "a port, 1 to 65535"),
+        (_AT_LEAST_ONE, lambda x: in_range(x, 1), "1 or more"),
+        (_NOT_NEGATIVE, lambda x: in_range(x, 0), "0 or more"),
+        (_POSITIVE, lambda x: in_range(x, 0) and x > 0, "more than 0"),
+        (_BELOW_ONE, lambda x: in_range(x, 0, 1) and x < 1, "0 or more and below 1"),
+        ({"model.rotary_percent": 1.0}, lambda x: in_range(x, 0, 1) and x > 0, "more than 0, at most 1"),
+        ({"launcher.master_port": 29500}, lambda x: in_range(x, 1, 65535), "a port, 1 to 65535"),
     )
     for keys, allowed, words in ranges:
         for key, example in keys.items():
             value = value_of(config, key)
-            if value is None or (math.isfinite(value) and allowed(value)):
+            if value is None or allowed(value):
                 continue
-            too_large = math.isfinite(value) and value > _LARGEST
-            what = f"{key}={value} is out of range: it must be {words}{', and below 2**31' * too_large}."
+            shown = str(value) if abs(value) < 10**30 else f"{str(value)[:12]}..."
+            too_large = ", and below 2**31" if value > LARGEST else ""
+            what = f"{key}={shown} is out of range: it must be {words}{too_large}."
             yield Problem(what=what, fix=f"{key}={example}", keys=(key,))
 
 

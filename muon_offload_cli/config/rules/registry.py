@@ -28,6 +28,11 @@ class Rule:
     machine: bool
     check: Check
 
+    @property
+    def summary(self) -> str:
+        """First line of the function's docstring: what the rule does."""
+        return (self.check.__doc__ or "").strip().partition("\n")[0]
+
     def __call__(self, config: Config, written: Set[str], facts: MachineFacts) -> list[Problem]:
         """Return what the rule finds, each problem with the rule's name."""
         return [replace(problem, rule=self.name) for problem in self.check(config, written, facts)]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
+from muon_offload_cli.config.rules.settings import LARGEST, count_of, has_flag, setting
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.config.vocabulary import vocabulary_size
+from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.topology import Topology
-
-_UNEVEN_LAYERS = (
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "pipeline_model_parallel_layout",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)
 
 
 def topology_of(config: Config) -> Topology:
@@ -32,26 +27,33 @@ def topology_of(config: Config) -> Topology:
     )
 
 
-def _sizes_are_counts(config: Config) -> bool:
+def sizes_are_counts(config: Config) -> bool:
+    """Tell whether every parallel size is at least one, so that it can divide."""
     sizes = topology_of(config)
-    return min(sizes.world_size, sizes.tp, sizes.pp, sizes.cp, sizes.ep, sizes.etp) >= 1
+    every = (sizes.world_size, sizes.tp, sizes.pp, sizes.cp, sizes.ep, sizes.etp)
+    return all(1 <= size <= LARGEST for size in every)
 
 
 def largest_divisor(value: int, limit: int) -> int:
     """Return the largest divisor of `value` that is at most `limit` (both at least 1)."""
-    return next(size for size in range(min(value, limit), 0, -1) if value % size == 0)
+    best = 1
+    # Up to the root alone: sizes come from a person, who may have written 2147483647.
+    for small in range(1, math.isqrt(value) + 1):
+        if value % small == 0:
+            best = max(best, *(size for size in (small, value // small) if size <= limit), 1)
+    return best
 
 
 @rule(name="world-size", reason="Every rank belongs to one tensor, pipeline and context parallel group.")
 def world_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a world that tp x pp x cp does not divide."""
-    if not _sizes_are_counts(config):
+    if not sizes_are_counts(config):
         return
     sizes = topology_of(config)
     group = sizes.tp * sizes.pp * sizes.cp
     if sizes.world_size % group:
         nodes = config.launcher.nodes
-        fits = group // _gcd(group, nodes)
+        fits = group // math.gcd(group, nodes)
         ranks = max(1, config.launcher.ranks_per_node // fits) * fits
         yield Problem(
             what=f"{_world(config)} is not a multiple of {group} = parallel.tp={sizes.tp} x "
@@ -64,7 +66,7 @@ def world_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
 @rule(name="expert-world-size", reason="Every rank belongs to one expert, expert-tensor and pipeline group.")
 def expert_world_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a world that ep x etp x pp does not divide."""
-    if not _sizes_are_counts(config) or config.model.moe.num_experts is None:
+    if not sizes_are_counts(config) or config.model.moe.num_experts is None:
         return
     sizes = topology_of(config)
     group = sizes.ep * sizes.etp * sizes.pp
@@ -115,7 +117,7 @@ def heads_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Ite
     elif groups is not None and groups >= 1 and groups % tp:
         yield Problem(
             what=f"model.num_query_groups={groups} is not a multiple of parallel.tp={tp}.",
-            fix=f"parallel.tp={largest_divisor(groups, _gcd(heads, tp) if heads % tp else tp)}",
+            fix=f"parallel.tp={largest_divisor(groups, math.gcd(heads, tp) if heads % tp else tp)}",
             keys=("model.num_query_groups", "parallel.tp"),
         )
 
@@ -123,7 +125,7 @@ def heads_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Ite
 @rule(name="ffn-tp", reason="The feed-forward matrices are cut by columns and rows over tensor parallelism.")
 def ffn_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse feed-forward and hidden sizes that the tensor-parallel sizes do not divide."""
-    if not _sizes_are_counts(config):
+    if not sizes_are_counts(config):
         return
     sizes = topology_of(config)
     cuts = [
@@ -145,45 +147,10 @@ def ffn_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Itera
             )
 
 
-@rule(name="layers-pp", reason="Pipeline stages hold the same number of layers unless a split is given.")
-def layers_over_pp(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse layers that the pipeline stages, or their virtual stages, cannot share out evenly."""
-    parallel, layers = config.parallel, config.model.num_layers
-    pp = parallel.pp
-    if pp <= 1 or layers < 1 or any(flag in config.megatron.args for flag in _UNEVEN_LAYERS):
-        return
-    if parallel.pipeline_model_parallel_layout is not None:
-        return
-    ends = {
-        "parallel.decoder_first_pipeline_num_layers": parallel.decoder_first_pipeline_num_layers,
-        "parallel.decoder_last_pipeline_num_layers": parallel.decoder_last_pipeline_num_layers,
-    }
-    given = {key: size for key, size in ends.items() if size is not None}
-    stages, rest = pp - len(given), layers - sum(given.values())
-    if not given and layers % pp:
-        yield Problem(
-            what=f"model.num_layers={layers} is not a multiple of parallel.pp={pp}.",
-            fix=f"parallel.pp={largest_divisor(layers, pp)}",
-            keys=("model.num_layers", "parallel.pp"),
-        )
-    elif given and (rest < stages or (stages == 0 and rest) or (stages and rest % stages)):
-        shown = " - ".join(f"{key}={size}" for key, size in given.items())
-        key, size = next(iter(given.items()))
-        # The first end takes what the others leave over.
-        per_stage = max(1, (rest + size - 1) // (stages + 1))
-        fits = rest + size - per_stage * stages
-        yield Problem(
-            what=f"{rest} layers are left for {stages} pipeline stages, which is no whole number above 0 "
-            f"each: model.num_layers={layers} - {shown}.",
-            fix=f"{key}={fits}" if fits >= 1 else "leave both ends out",
-            keys=("model.num_layers", "parallel.pp", *given),
-        )
-
-
 @rule(name="global-batch", reason="Every data-parallel rank takes the same number of micro batches a step.")
 def global_batch(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a global batch that micro batch x data-parallel size does not divide."""
-    if not _sizes_are_counts(config):
+    if not sizes_are_counts(config):
         return
     sizes, micro, batch = topology_of(config), config.train.micro_batch, config.train.global_batch
     if sizes.dp < 1 or micro < 1 or batch < 1:
@@ -259,15 +226,59 @@ def gpus_per_node(config: Config, written: Set[str], facts: MachineFacts) -> Ite
         )
 
 
+@rule(name="tensor-parallel-nodes", reason="Tensor parallelism talks in every layer; a network is too slow.")
+def tensor_parallel_nodes(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Warn of a tensor-parallel group that reaches over several nodes."""
+    tp, launcher = config.parallel.tp, config.launcher
+    if launcher.nodes > 1 and tp > launcher.ranks_per_node >= 1:
+        yield Problem(
+            what=f"parallel.tp={tp} is more than launcher.ranks_per_node={launcher.ranks_per_node}: one "
+            "tensor-parallel group would reach over several nodes.",
+            fix=f"parallel.tp={largest_divisor(tp, launcher.ranks_per_node)}",
+            keys=("parallel.tp", "launcher.ranks_per_node"),
+            level=Level.WARNING,
+        )
+
+
+@rule(name="idle-gpus", reason="GPUs of a node that no rank uses are paid for all the same.")
+def idle_gpus(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Note nodes of which only some GPUs are used, where there are several nodes."""
+    gpus, launcher = config.cluster.gpus_per_node, config.launcher
+    if gpus and launcher.nodes > 1 and 1 <= launcher.ranks_per_node < gpus:
+        yield Problem(
+            what=f"launcher.ranks_per_node={launcher.ranks_per_node} on {launcher.nodes} nodes of {gpus} "
+            "GPUs: the others stay idle.",
+            fix=f"launcher.ranks_per_node={gpus}",
+            keys=("launcher.ranks_per_node", "cluster.gpus_per_node"),
+            level=Level.NOTE,
+        )
+
+
+@rule(
+    name="vocabulary-padding", reason="Embedding and output rows are cut evenly over tensor-parallel ranks."
+)
+def vocabulary_padding(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a padding that is no count, and an unpadded vocabulary that tp does not divide."""
+    tp, size = config.parallel.tp, config.model.vocab_size
+    key, value = setting(config, "make_vocab_size_divisible_by")
+    if value is not None and (count_of(value) or 0) < 1:
+        yield Problem(what=f"{key}={value} is no number of 1 or more.", fix=f"{key}=128", keys=(key,))
+    for flag in ("no_pad_vocab_size", "disable_pad_vocab_size"):
+        if not has_flag(config, flag) or tp < 1 or (size is not None and size < 1):
+            continue
+        rows = vocabulary_size(config)
+        if rows % tp:
+            yield Problem(
+                what=f"megatron.args.{flag} leaves {rows} rows of the vocabulary, no multiple of "
+                f"parallel.tp={tp}.",
+                fix=f"megatron.args.{flag}=null",
+                keys=(f"megatron.args.{flag}", "model.vocab_size", "parallel.tp"),
+            )
+
+
 def _world(config: Config) -> str:
     launcher = config.launcher
     return (
         f"the world size {launcher.nodes * launcher.ranks_per_node} (launcher.nodes={launcher.nodes} x "
         f"launcher.ranks_per_node={launcher.ranks_per_node})"
     )
-
-
-def _gcd(first: int, second: int) -> int:
-    while second:
-        first, second = second, first % second
-    return first

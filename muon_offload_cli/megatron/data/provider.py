@@ -12,19 +12,11 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.training.global_vars import get_args, get_tokenizer
 
+from muon_offload_cli.config.rules.data import UNSUPPORTED_FLAGS
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.megatron.data.byte_dataset import Prepared
 
 _DEFAULT_SPLIT = "100,0,0"
-
-_UNSUPPORTED_FLAGS = (
-    "sft",
-    "fim_data",
-    "hybrid_context_parallel",
-    "dataloader_inter_document_masking",
-    "overlap_moe_expert_parallel_comm",
-)
-"""Flags whose batches or schedules `forward_step` does not know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,10 +113,10 @@ def _refuse_unsupported(args: Any) -> None:
     problems = [
         Problem(
             what=f"megatron.args.{flag} does not work with the built-in training data.",
-            fix=f"~megatron.args.{flag}, or megatron.entrypoint=/path/to/your/pretrain.py",
+            fix=f"megatron.args.{flag}=null",
             keys=(f"megatron.args.{flag}",),
         )
-        for flag in _UNSUPPORTED_FLAGS
+        for flag in UNSUPPORTED_FLAGS
         if getattr(args, flag, False)
     ]
     if problems:

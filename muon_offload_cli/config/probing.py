@@ -1,0 +1,206 @@
+"""Asking Megatron what it is and has, in a process of its own, and remembering the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muon_offload_cli.config import probe_cache
+from muon_offload_cli.config.rules.facts import MegatronFacts
+from muon_offload_cli.config.schema import Config, Device
+from muon_offload_cli.errors import Problem
+from muon_offload_cli.machine.devices import gpu_count
+
+PROBE_MODULE = "muon_offload_cli.megatron.probe"
+# Importing torch and Megatron takes 3 s on an idle machine, and a minute from a cold network disk.
+PROBE_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeReport:
+    """What the probe said; None for what it could not say.
+
+    Attributes:
+        megatron: The software at hand.
+        cuda_available: Whether torch sees a GPU.
+        num_gpus: How many.
+        problems: What keeps anything from training.
+        muon_problems: What keeps Muon from training.
+    """
+
+    megatron: MegatronFacts | None = None
+    cuda_available: bool | None = None
+    num_gpus: int | None = None
+    problems: tuple[Problem, ...] = ()
+    muon_problems: tuple[Problem, ...] = ()
+
+
+def needs_probe(config: Config, *, here: bool) -> bool:
+    """Tell whether a rule needs Megatron's parser or torch, which take seconds to import.
+
+    Args:
+        config: The composed run.
+        here: The run is meant for this machine, so that its GPUs matter.
+    """
+    return (
+        bool(config.megatron.args)
+        or config.megatron.path is not None
+        or config.optimizer.name == "adaptive_muon"
+        or (here and config.device is Device.cuda)
+    )
+
+
+def missing_parts(path: str) -> tuple[str, ...]:
+    """Return which folders of a Megatron checkout are not below `path`."""
+    try:
+        root = Path(path).expanduser()
+    except RuntimeError:  # the home of an unknown user
+        root = Path(path)
+    return tuple(name for name in ("megatron/core", "megatron/training") if not _is_folder(root / name))
+
+
+def ask_megatron(
+    megatron_path: str | None = None,
+    *,
+    timeout_s: float = PROBE_TIMEOUT_S,
+    command: Sequence[str] | None = None,
+    cache: Path | None = None,
+) -> ProbeReport:
+    """Return what the probe says, from `cache` if nothing that it looks at has changed.
+
+    Args:
+        megatron_path: A checkout that goes before the installed package.
+        timeout_s: How long it may take.
+        command: Another command in its place, for tests.
+        cache: File with earlier answers; None: ask in any case and keep nothing.
+
+    Returns:
+        What it said; a probe that failed or hung is a problem of exit code 3.
+    """
+    root = str(Path(megatron_path).expanduser().absolute()) if megatron_path else None
+    key = "" if cache is None else probe_cache.fingerprint([*([root] if root else []), "", *sys.path])
+    kept = probe_cache.load(cache, key) if key else None
+    if kept is not None:
+        report = read_answer(_with_present_gpus(kept))
+        known = report.megatron
+        if (
+            known is not None
+            and known.version
+            and known.flags
+            and not (report.problems or report.muon_problems)
+        ):
+            return report
+    environment = dict(os.environ)
+    if root:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
+    arguments = list(command) if command is not None else [sys.executable, "-m", PROBE_MODULE]
+    try:
+        done = subprocess.run(
+            arguments, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return _failed(f"gave no answer in {timeout_s:g} s", arguments)
+    except OSError as error:
+        return _failed(f"could not be started ({error.strerror})", arguments)
+    answer = _last_object(done.stdout)
+    if answer is None:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        return _failed(f"exited with {done.returncode}: {last[:300]}", arguments)
+    report = read_answer(answer)
+    if key and not report.problems and not report.muon_problems:
+        probe_cache.store(cache, key, answer)
+    return report
+
+
+def _with_present_gpus(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return a kept answer with the GPUs of now: they change without any file changing."""
+    gpus = gpu_count() if answer.get("torch_cuda") else 0
+    return answer | {"cuda_available": gpus > 0, "num_gpus": gpus}
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _last_object(text: str) -> dict[str, Any] | None:
+    """Return the last line that is a JSON object: imports may print lines of their own before it."""
+    for line in reversed(text.strip().splitlines()):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def read_answer(answer: dict[str, Any]) -> ProbeReport:
+    """Turn the probe's JSON into facts; values of another type than expected count as not known."""
+    flags = _texts(answer.get("flags"))
+    steps = answer.get("newton_schulz")
+    version = answer.get("megatron_version")
+    cuda, gpus = answer.get("cuda_available"), answer.get("num_gpus")
+    return ProbeReport(
+        megatron=MegatronFacts(
+            version=_text(version),
+            root=_text(answer.get("megatron_root")),
+            flags=frozenset(flag.lstrip("-").replace("-", "_") for flag in flags) if flags else None,
+            chunked_offloader=answer.get("chunked_offloader") is True,
+            layer_wise=answer.get("layer_wise") is True,
+            torch_version=_text(answer.get("torch_version")),
+            torch_cuda=_text(answer.get("torch_cuda")),
+            transformer_engine=answer.get("transformer_engine") is True,
+            optimizers_version=_text(answer.get("optimizers_version")),
+            newton_schulz={
+                str(name): frozenset(step for step in runs if isinstance(step, int))
+                for name, runs in (steps.items() if isinstance(steps, dict) else ())
+                if isinstance(runs, list)
+            },
+            adaptive_muon=answer["adaptive_muon"] if isinstance(answer.get("adaptive_muon"), str) else None,
+        )
+        if version or "torch_version" in answer
+        else None,
+        cuda_available=cuda if isinstance(cuda, bool) else None,
+        num_gpus=gpus if isinstance(gpus, int) else None,
+        problems=_problems(answer.get("problems")),
+        muon_problems=_problems(answer.get("muon_problems")),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _problems(value: Any) -> tuple[Problem, ...]:
+    return tuple(
+        Problem(what=str(item.get("what", "")), fix=str(item.get("fix", "")), exit_code=3)
+        for item in (value if isinstance(value, list) else [])
+        if isinstance(item, dict)
+    )
+
+
+def _failed(reason: str, arguments: Sequence[str]) -> ProbeReport:
+    shown = shlex.join(arguments)
+    return ProbeReport(
+        problems=(
+            Problem(
+                what=f"asking Megatron for its flags failed: the probe {reason}.",
+                fix=f"see: {shown}",
+                exit_code=3,
+            ),
+        )
+    )

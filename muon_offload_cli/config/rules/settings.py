@@ -1,0 +1,70 @@
+"""Reading settings that may be keys of ours or flags of Megatron."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from muon_offload_cli.config.keys import FREE_PREFIX, leaf_types
+from muon_offload_cli.config.schema import Config
+
+# Megatron and torch keep sizes, seeds and counts in 64-bit integers, and some in 32.
+LARGEST = 2**31 - 1
+
+
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of a dotted key."""
+    node: Any = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node
+
+
+def is_on(value: Any) -> bool:
+    """Tell whether a Megatron flag is given at all: false and null leave it out."""
+    return value is not None and value is not False
+
+
+def flag_value(config: Config, flag: str) -> Any:
+    """Return the value of a flag in `megatron.args`, written with dashes or underscores; None: not given."""
+    for name, value in config.megatron.args.items():
+        if name.replace("-", "_") == flag and is_on(value):
+            return value
+    return None
+
+
+def has_flag(config: Config, flag: str) -> bool:
+    """Tell whether `megatron.args` turns a flag on."""
+    return flag_value(config, flag) is not None
+
+
+def setting(config: Config, flag: str) -> tuple[str, Any]:
+    """Return the key and the value of a setting of Megatron, whichever of the two ways gives it.
+
+    Args:
+        config: The run.
+        flag: Name of the flag, which is the last part of the key of ours.
+    """
+    for section in ("parallel", "model"):
+        key = f"{section}.{flag}"
+        if key in leaf_types():
+            own = value_of(config, key)
+            if own is not None and own is not False:
+                return key, own
+    return FREE_PREFIX + flag, flag_value(config, flag)
+
+
+def count_of(value: Any) -> int | None:
+    """Return the whole number that a flag's value stands for, None if it is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = int(str(value))
+    except ValueError:
+        return None
+    return number if abs(number) <= LARGEST else None
+
+
+def in_range(value: float, low: float, high: float = LARGEST) -> bool:
+    """Tell whether a number lies between two others; never true for NaN or an infinity."""
+    return low <= value <= high and (isinstance(value, int) or math.isfinite(value))

@@ -1,0 +1,142 @@
+"""Bad input of every kind is refused in its own words, all at once, with exit 2 and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from muon_offload_cli.cli import main
+
+RECIPE = "recipe=tiny"
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+
+
+def problems(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
+    code = main.run(["check-config", *words, "--json"])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (2, "")
+    found: list[dict[str, object]] = json.loads(captured.out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"train:\n  steps: [1\nmodel: x\n", ":3:6: malformed YAML"),
+        (b"train: {steps: 1\n", "malformed YAML"),
+        (b"a: 1\na: 2\n", "malformed YAML"),
+        (b"\ttrain: 1\n", ":1:1: malformed YAML"),
+        (b"", "is empty where a mapping is due"),
+        (b"# only a comment\n", "is empty where a mapping is due"),
+        (b"- a\n- b\n", "is a list where a mapping is due"),
+        (b"42\n", "is a single value where a mapping is due"),
+        (b"\xff\xfe\x00", "is no UTF-8 text"),
+        (b"train: \x00\n", "malformed YAML"),
+        (b"a: " + b"[" * 3000, "malformed YAML"),
+        (b"train: [1, 2]\n", "train"),
+        (b"defaults: 3\n", "'defaults'"),
+        (b"defaults:\n  - nonsense: 3\n", "there is no group 'nonsense'"),
+        (b"train:\n  stpes: 3\n", "Did you mean train.steps?"),
+        (b"x: '" + b"y" * 2_000_000 + b"'", "larger than 1 MiB"),
+    ],
+)
+def test_a_recipe_file_is_refused_by_place_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    found = problems(capsys, f"recipe={path}")
+    assert any(words in str(problem["what"]) for problem in found)
+    assert any(str(path) in str(problem["what"]) for problem in found)
+
+
+def test_a_recipe_file_that_cannot_be_read_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if os.geteuid() == 0:
+        (tmp_path / "mine.yaml").mkdir()
+    else:
+        (tmp_path / "mine.yaml").touch(mode=0)
+    (problem,) = problems(capsys, f"recipe={tmp_path}/mine.yaml")
+    assert "mine.yaml" in str(problem["what"])
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("train.steps=abc", "it takes a whole number"),
+        ("train.steps=1.5", "it takes a whole number"),
+        ("train.steps=[1]", "it takes a whole number"),
+        ("optimizer.lr=fast", "it takes a number"),
+        ("run.digest=maybe", "it takes true or false"),
+        ("data.paths=3", "it takes a list"),
+        ("offload.engine=floppy", "it takes one of none, host, mapped, disk"),
+        ("train=3", "is a section"),
+        ("recipe=tinny", "recipe"),
+        ("+train.steps=3", "keys cannot be added"),
+        ("++train.steps=3", "keys cannot be added"),
+        ("~train.steps", "keys cannot be deleted"),
+        ("~train.steps=3", "keys cannot be deleted"),
+        ("hydra.run.dir=/x", "Hydra's own settings have no effect"),
+        ("hydra/launcher=x", "Hydra's own settings have no effect"),
+        ("hydra=x", "Hydra's own settings have no effect"),
+        ("train.steps=1,2", "gives several values"),
+        ("train.steps", "is no key=value"),
+        ("=3", "no key before the '='"),
+        ("träin.stéps=3", "there is no key"),
+        ("train.steps=٣٣x", "malformed"),
+        ("optimizer.name=\N{SNOWMAN}", "malformed"),
+        ('optimizer.name="\N{SNOWMAN}"', "there is no such optimizer"),
+        ("offload.directory=\u202e/x", "malformed"),
+        ('offload.directory="\u202e/x"', "is no absolute path"),
+        ("model.name=a\x1b[31m", "malformed"),
+        ("train.steps=" + "9" * 5000, "train.steps="),
+        ("optimizer.name=" + "x" * 10_000, "there is no such optimizer"),
+        ("optimizer.name=" + "x" * 200_000, "is too long"),
+        ("x" * 10_000 + "=3", "there is no key"),
+    ],
+)
+def test_an_override_is_refused_in_its_own_words(
+    capsys: pytest.CaptureFixture[str], word: str, words: str
+) -> None:
+    found = problems(capsys, RECIPE, word) if not word.startswith("recipe=") else problems(capsys, word)
+    assert any(words in str(problem["what"]) for problem in found), found
+    assert all(len(str(problem["what"])) < 1000 for problem in found)
+
+
+def test_an_unknown_recipe_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    (problem,) = problems(capsys, "recipe=tinny")
+    assert "Did you mean tiny?" in str(problem["what"])
+    assert problem["fix"] == "recipe=tiny"
+
+
+def test_everything_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = ["train.steps=abc", "+a=1", "hydra.x=1", "train.stpes=3", "optimizer.lr=nix"]
+    assert len(problems(capsys, RECIPE, *bad)) == len(bad)
+    mixed = problems(
+        capsys, RECIPE, "train.stpes=3", "optimizer.lr=nix", "offload.fraction=2", "parallel.tp=x"
+    )
+    assert [problem["rule"] for problem in mixed] == ["", "", "", "fraction-range"]
+    rules = ["offload.fraction=2", "optimizer.name=soap", "parallel.tp=3", "train.steps=0"]
+    found = {str(problem["rule"]) for problem in problems(capsys, RECIPE, *rules)}
+    assert {"fraction-range", "optimizer-family", "world-size", "heads-tp", "number-range"} <= found
+
+
+def test_ten_thousand_overrides_are_read_in_a_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.process_time()
+    words = [f"train.steps={number}" for number in range(1, 10_001)]
+    assert main.run(["check-config", RECIPE, *words]) == 0
+    assert time.process_time() - began < 10
+    capsys.readouterr()
+    began = time.process_time()
+    found = problems(capsys, RECIPE, *(f"train.stpes{number}=1" for number in range(10_000)))
+    assert len(found) == 10_000
+    assert time.process_time() - began < 60

@@ -1,0 +1,47 @@
+"""Recipes rehearsed on CPU ranks; the run that the project exists for every time, all others by night."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muon_offload_cli.config.locations import find_recipes
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+OTHERS = sorted(set(find_recipes()) - {"qwen35_35b"})
+
+
+@pytest.mark.timeout(600)
+def test_qwen35_35b_trains_dies_and_resumes_to_the_same_bits(directory: Path) -> None:
+    told = rehearse("qwen35_35b", directory)
+    assert "layers: gated delta net, gated softmax attention" in told
+    assert "layout TP2/EP4" in told
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_recipe_trains_dies_and_resumes_to_the_same_bits(name: str, directory: Path) -> None:
+    rehearse(name, directory)
+
+
+def rehearse(name: str, directory: Path) -> str:
+    words = ["train", f"recipe={name}", f"offload.directory={directory}", "--rehearse"]
+    done = subprocess.run(
+        [sys.executable, "-m", "muon_offload_cli.cli.main", *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=880,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "the same weights, masters and momenta, bit for bit" in done.stdout
+    assert list(directory.iterdir()) == []
+    directory.rmdir()
+    return done.stdout

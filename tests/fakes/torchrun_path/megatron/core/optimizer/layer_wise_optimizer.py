@@ -1,0 +1,2 @@
+class Float16OptimizerWithFloat16Params:
+    pass
