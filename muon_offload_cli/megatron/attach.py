@@ -100,7 +100,8 @@ def make_settings(
     return OffloadSettings(
         engine=engine,
         directory=None if directory is None else Path(directory),
-        chunk_bytes=round(chunk_mb * MIB),
+        # Rounded up: 0 bytes would mean one chunk of everything.
+        chunk_bytes=math.ceil(chunk_mb * MIB),
         fraction=fraction,
         host_bytes=round(host_memory_gb * GIB) // sharing,
         windows=windows,
