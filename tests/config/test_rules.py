@@ -437,9 +437,9 @@ CASES = [
     Case("query-groups", "model.num_query_groups=3", "model.num_query_groups=2"),
     Case("top-k", "model.moe.topk=300"),
     Case("unused-expert-keys", "model=tiny_dense model.moe.topk=3", "model.moe.topk=3"),
-    Case("layers-pp", "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4", "parallel.pp=2"),
+    Case("uneven-pipeline", "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4", "parallel.pp=2"),
     Case(
-        "layers-pp",
+        "uneven-pipeline",
         "model.num_layers=5 parallel.pp=3 parallel.decoder_first_pipeline_num_layers=2",
         "model.num_layers=5 parallel.pp=3 parallel.decoder_first_pipeline_num_layers=1",
     ),
