@@ -88,9 +88,10 @@ def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
     except UserError:
         # Not every layout that Megatron takes can be planned; `disk-plan` says which.
         return PlannedFacts()
-    largest = plan.largest
+    largest, node = plan.largest, plan.nodes[config.launcher.node_rank]
     return PlannedFacts(
-        needed_bytes=plan.nodes[config.launcher.node_rank].disk_bytes if uses_directory(config) else None,
+        needed_bytes=node.disk_bytes if uses_directory(config) else None,
+        host_bytes=node.host_bytes + node.staging_bytes,
         largest_parameter=None
         if largest is None
         else ParameterFacts(name=largest.name, shape=largest.shape, state_bytes=largest.state_bytes),

@@ -31,6 +31,7 @@ from muon_offload_cli.config.overrides import (
     sort_overrides,
     unknown_option,
 )
+from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import read_mapping
 from muon_offload_cli.errors import Problem, UserError, wrong
@@ -76,7 +77,7 @@ def compose(
 
     Raises:
         UserError: With every problem that was found: unknown recipe, part or key, malformed file or
-            override, wrong type, missing value.
+            override, wrong type, missing value; then also what the rules refuse of the rest.
     """
     options = group_options()
     path = find_recipe(recipe, recipe_directories)
@@ -94,9 +95,27 @@ def compose(
     problems += _hidden_parts(asked, options, parts, recipe_values, path)
     values: dict[str, Any] = {**parts, **recipe_values, **asked.values}
     config = _typed(values | {"recipe": path.stem}, set(asked.values), path, problems)
+    written = _written(asked, recipe_values)
     if config is None or problems:
-        raise UserError(problems=problems)
-    return Composition(config=config, written=_written(asked, recipe_values))
+        raise UserError(problems=[*problems, *_also_wrong(config, written, problems)])
+    return Composition(config=config, written=written)
+
+
+def _also_wrong(config: Config | None, written: frozenset[str], told: Sequence[Problem]) -> list[Problem]:
+    """Return what the rules refuse of the rest, so that one look shows everything.
+
+    What a refused word was meant to change is left out: it would be judged by the value that it replaces.
+    """
+    if config is None:
+        return []
+    # A group's name stands for all of its keys.
+    unclear = {key for problem in told for key in problem.keys}
+    found = refuses(check(config, written, MachineFacts(), here=False))
+    return [
+        problem
+        for problem in found
+        if not any(key in unclear or key.partition(".")[0] in unclear for key in problem.keys)
+    ]
 
 
 def _written(asked: Overrides, recipe_values: Mapping[str, Any]) -> frozenset[str]:
@@ -241,7 +260,11 @@ def _hidden_parts(
 def _typed(
     values: Mapping[str, Any], from_user: set[str], path: Path, problems: list[Problem]
 ) -> Config | None:
-    """Merge values into the schema one by one, so that every wrong type is told and not just the first."""
+    """Merge values into the schema one by one, so that every wrong type is told and not just the first.
+
+    Returns:
+        The configuration without the values that do not fit; None if one is missing or leads nowhere.
+    """
     merged = OmegaConf.structured(Config)
     for key, value in values.items():
         where = "" if key in from_user else f" (in {path})"
@@ -252,13 +275,18 @@ def _typed(
                 OmegaConf.update(merged, key, value, merge=False)
         except (OmegaConfBaseException, ValueError, TypeError, OverflowError, RecursionError):
             problems.append(_wrong_type(key, value, where))
-    problems += _unresolved(merged)
+    unresolved = list(_unresolved(merged))
+    problems += unresolved
     told = {key for problem in problems for key in problem.keys}
+    complete = not unresolved
     for key in leaf_types():
-        if key not in told and _is_missing(merged, key):
+        if not _is_missing(merged, key):
+            continue
+        complete = False
+        if key not in told:
             what = f"{key} has no value: neither the recipe {path.stem} nor an override sets it."
             problems.append(Problem(what=what, fix=f"{key}={_example(key)}", keys=(key,)))
-    if problems:
+    if not complete:
         return None
     config = OmegaConf.to_object(merged)
     return config if isinstance(config, Config) else None

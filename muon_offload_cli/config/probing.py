@@ -52,6 +52,7 @@ def needs_probe(config: Config, *, here: bool) -> bool:
     return (
         bool(config.megatron.args)
         or config.megatron.path is not None
+        or config.optimizer.name == "adaptive_muon"
         or (here and config.device is Device.cuda)
     )
 

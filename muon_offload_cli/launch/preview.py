@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muon_offload_cli.config.rules.unread import OFFLOAD_KEYS
-from muon_offload_cli.config.schema import Config, DataSource, Engine
+from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.units import MIB, format_bytes
 
@@ -112,6 +112,10 @@ def _offload(config: Config) -> str:
     for key in OFFLOAD_KEYS[offload.engine]:
         value = getattr(offload, key)
         if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and str(value) in ("0", "0.0")):
+            continue
+        if key == "verify":
+            if value is not Verify.off:
+                parts.append(f"verify={value.name}")
             continue
         if key in ("chunk_mb", "staging_mb"):
             shown = "all at once" if value == 0 else format_bytes(value * MIB)

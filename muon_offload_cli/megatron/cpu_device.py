@@ -43,6 +43,8 @@ class _CudaMeansCpu(TorchFunctionMode):
             return TYPE_NAMES.get(args[0].dtype, func(*args))
         if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], int):
             args = (args[0], CPU, *args[2:])
+        if func is torch.device and args and args[0] == "cuda":
+            return CPU
         if isinstance(kwargs.get("device"), int):
             kwargs["device"] = CPU
         return func(*map(_cpu, args), **{key: _cpu(value) for key, value in kwargs.items()})

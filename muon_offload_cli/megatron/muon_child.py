@@ -50,7 +50,8 @@ def make_muon_child(
         """
 
         def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(optimizer) is muon and any(group["params"] for group in optimizer.param_groups):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            if type(optimizer) is muon and any(parameter.dtype in FLOAT16 for parameter in parameters):
                 return super().__new__(cls)
             return base(optimizer, *args, **kwargs)
 

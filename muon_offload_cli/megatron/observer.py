@@ -82,7 +82,9 @@ class Observer:
         report.build_gpu_peak_bytes = torch.cuda.max_memory_allocated()
         report.disk_bytes = self._bytes(Tier.DISK)
         report.host_bytes = self._bytes(Tier.HOST)
-        report.gpu_bytes = self._bytes(Tier.GPU) if self._offloaders else report.muon_state_bytes
+        taken = sum(chunk.state_bytes for offloader in self._offloaders for chunk in offloader.plan.chunks)
+        # What no offloader took over is resident, whatever was asked for.
+        report.gpu_bytes = self._bytes(Tier.GPU) + report.muon_state_bytes - taken
         report.engine = self._engine if self._offloaders else "none"
         for offloader in self._offloaders:
             store = offloader.stores.get(Tier.DISK)
@@ -94,6 +96,8 @@ class Observer:
                     )
         self.write()
         # Filling the tiers is not part of the first step.
+        for offloader in self._offloaders:
+            offloader.synchronize()
         self._totals = self._count()
         self._last = time.perf_counter()
 

@@ -84,7 +84,7 @@ def _look_at_megatron(answer: ProbeAnswer) -> None:
     try:
         from megatron.core import package_info
     except ImportError as error:
-        answer.problems.append(_problem(f"megatron-core cannot be imported: {error}.", INSTALL_MEGATRON))
+        answer.problems.append(_problem(f"megatron-core cannot be imported: {error}.", _package_of(error)))
         return
     version = answer.megatron_version = str(package_info.__version__)
     answer.megatron_root = str(package_info.__file__ or "").partition("/megatron/core/")[0] or None
@@ -93,7 +93,7 @@ def _look_at_megatron(answer: ProbeAnswer) -> None:
         from megatron.training.arguments import add_megatron_arguments, parse_and_validate_args  # noqa: F401
     except ImportError as error:
         what = f"megatron-core {version} comes without the training loop that is used here: {error}."
-        answer.problems.append(_problem(what, INSTALL_MEGATRON))
+        answer.problems.append(_problem(what, _package_of(error)))
     else:
         parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
         answer.flags = sorted(option for action in parser._actions for option in action.option_strings)
@@ -101,7 +101,7 @@ def _look_at_megatron(answer: ProbeAnswer) -> None:
         from megatron.core.optimizer import layer_wise_optimizer, optimizer
     except ImportError as error:
         what = f"megatron-core {version} has no layer-wise optimizer: {error}."
-        answer.muon_problems.append(_problem(what, INSTALL_MEGATRON))
+        answer.muon_problems.append(_problem(what, _package_of(error)))
         return
     answer.layer_wise = hasattr(layer_wise_optimizer, "Float16OptimizerWithFloat16Params")
     answer.chunked_offloader = hasattr(optimizer, "ChunkedOptimizerStateOffloader")
@@ -148,7 +148,7 @@ def _look_at_optimizers(answer: ProbeAnswer) -> None:
         from megatron.core.optimizer.emerging_optimizers import HAVE_EMERGING_OPTIMIZERS, TensorParallelMuon
     except ImportError as error:
         what = f"megatron-core {answer.megatron_version} has no Muon: {error}."
-        answer.muon_problems.append(_problem(what, INSTALL_MEGATRON))
+        answer.muon_problems.append(_problem(what, _package_of(error)))
         return
     if not HAVE_EMERGING_OPTIMIZERS or not issubclass(TensorParallelMuon, OrthogonalizedOptimizer):
         what = f"megatron-core {answer.megatron_version} does not accept the installed {named}."
@@ -191,6 +191,11 @@ def _adaptive_muon(bridge: ModuleType) -> str | None:
     except (AttributeError, TypeError, ValueError, RuntimeError, AssertionError) as error:
         return str(error) or type(error).__name__
     return ""
+
+
+def _package_of(error: ImportError) -> str:
+    """Return how to install the package that an import of Megatron failed in: it imports Muon's as well."""
+    return INSTALL_OPTIMIZERS if (error.name or "").startswith("emerging_optimizers") else INSTALL_MEGATRON
 
 
 def _problem(what: str, fix: str) -> dict[str, str]:

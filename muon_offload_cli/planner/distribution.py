@@ -110,7 +110,10 @@ class _Stage:
         elif config.megatron.param_layout:
             self._pack(config, tensors, stage)
         else:
-            self._assign(tensors, deal(tensors, dense_ranks, expert_ranks))
+            # Dealt by size, the optimizer also holds them by size.
+            owners = deal(tensors, dense_ranks, expert_ranks)
+            by_size = sorted(range(len(tensors)), key=lambda index: tensors[index].numel)
+            self._assign([tensors[index] for index in by_size], [owners[index] for index in by_size])
 
     def share(self, place: Place) -> Share:
         dense, expert = self._muon[False][place.dense], self._muon[True][place.expert]

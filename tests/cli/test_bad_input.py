@@ -121,6 +121,10 @@ def test_an_unknown_recipe_names_the_nearest(capsys: pytest.CaptureFixture[str])
 def test_everything_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     bad = ["train.steps=abc", "+a=1", "hydra.x=1", "train.stpes=3", "optimizer.lr=nix"]
     assert len(problems(capsys, RECIPE, *bad)) == len(bad)
+    mixed = problems(
+        capsys, RECIPE, "train.stpes=3", "optimizer.lr=nix", "offload.fraction=2", "parallel.tp=x"
+    )
+    assert [problem["rule"] for problem in mixed] == ["", "", "", "fraction-range"]
     rules = ["offload.fraction=2", "optimizer.name=soap", "parallel.tp=3", "train.steps=0"]
     found = {str(problem["rule"]) for problem in problems(capsys, RECIPE, *rules)}
     assert {"fraction-range", "optimizer-family", "world-size", "heads-tp", "number-range"} <= found

@@ -82,6 +82,11 @@ BROKEN = {
         },
         "emerging-optimizers==0.3.0",
     ),
+    "Megatron that trips over a stub": (
+        with_megatron("megatron/core/__init__.py", "import emerging_optimizers.scalar\n")
+        | {"emerging_optimizers/__init__.py": ""},
+        "emerging-optimizers==0.3.0",
+    ),
     "no Megatron": (
         with_megatron("megatron/core/__init__.py", "raise ImportError('no megatron.core here')\n"),
         "megatron-core==0.19.2",

@@ -175,3 +175,12 @@ def test_a_reader_that_goes_away_ends_the_job_without_a_traceback(tmp_path: Path
         assert process.wait(60) == 128 + signal.SIGPIPE
         assert process.stderr.read() == ""
     assert fake_torchrun.wait_until(lambda: not fake_torchrun.processes_of(tmp_path / "run"))
+
+
+def test_the_json_option_of_the_command_line_prints_the_summary_alone_on_standard_output(
+    tmp_path: Path,
+) -> None:
+    done = train(tmp_path, {"steps": 3}, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "step 3/3" in done.stderr

@@ -64,6 +64,8 @@ ONLY_QUINTIC_5 = MachineFacts(megatron=MegatronFacts(newton_schulz={"quintic": f
 NS_WITHOUT_QUINTIC = MachineFacts(
     megatron=MegatronFacts(newton_schulz={"quintic": frozenset(), "cans": frozenset({5})})
 )
+TWO_HUNDRED_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=200 * 2**30))
+ONE_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=2**30))
 LARGE_PARAMETER = MachineFacts(
     planned=PlannedFacts(largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20))
 )
@@ -141,6 +143,7 @@ CASES = [
     Case("unused-offload-keys", "offload=none offload.chunk_mb=4", "offload=none"),
     Case("unused-offload-keys", "offload.engine=none offload.windows=4", "offload.engine=none"),
     Case("unused-offload-keys", "offload=host offload.host_memory_gb=4", "offload=host offload.windows=4"),
+    Case("unused-offload-keys", "offload=mapped offload.verify=full", "offload.verify=full"),
     Case("unused-offload-keys", "offload=mapped offload.io_threads=4", "offload=mapped offload.directory=/x"),
     Case(
         "unused-offload-keys", "offload=mapped offload.staging_mb=64", "offload=mapped offload.fraction=0.5"
@@ -171,6 +174,20 @@ CASES = [
         LARGE_PARAMETER,
         LARGE_PARAMETER,
         level=Level.WARNING,
+    ),
+    Case(
+        "host-fits",
+        "offload=host cluster=h200_x1",
+        "offload=host cluster=gb300_x4",
+        TWO_HUNDRED_GB_OF_HOST,
+        ONE_GB_OF_HOST,
+    ),
+    Case(
+        "host-fits",
+        "offload.host_memory_gb=200 cluster=h200_x1",
+        "offload.host_memory_gb=200",
+        TWO_HUNDRED_GB_OF_HOST,
+        ONE_GB_OF_HOST,
     ),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=1"),
     Case("staging", "offload.chunk_mb=64 offload.staging_mb=15", "offload.chunk_mb=64 offload.staging_mb=16"),
@@ -631,8 +648,9 @@ def test_pasting_the_fix_makes_the_rule_pass(case: Case) -> None:
             # A sentence must not look as if it could be pasted.
             assert not problem.fix or "=" not in problem.fix.split()[0] or problem.fix.endswith("=...")
             continue
-        # Facts follow the directory: a paste of another one is judged on a machine that has it.
-        facts = case.good_facts if problem.fix.startswith("offload.directory=") else case.bad_facts
+        # Facts follow the directory and the plan: another one is judged on a machine that has it.
+        follows = problem.fix.startswith(("offload.directory=", "offload.engine=", "offload.host_memory_gb="))
+        facts = case.good_facts if follows else case.bad_facts
         fixed = " ".join([case.bad, *map(shlex.quote, pasted)])
         assert problem.what not in {left.what for left in found_by(case, fixed, facts)}
 

@@ -11,7 +11,7 @@ from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import LARGEST, in_range
 from muon_offload_cli.config.schema import Config, Engine
 from muon_offload_cli.errors import Level, Problem
-from muon_offload_cli.units import MIB, format_bytes
+from muon_offload_cli.units import GIB, MIB, format_bytes
 
 DEFAULT_CHUNK_MB = 512
 # Size of one disk request (offload/mover.py, PIECE_BYTES).
@@ -94,6 +94,22 @@ def host_memory(config: Config, written: Set[str], facts: MachineFacts) -> Itera
             fix="offload.host_memory_gb=auto",
             keys=("offload.host_memory_gb",),
         )
+
+
+@rule(name="host-fits", reason="The kernel kills a rank that takes more memory than its node has.")
+def host_fits(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse state in host memory that the cluster's nodes do not have."""
+    has_gb, needed = config.cluster.host_memory_gb, facts.planned.host_bytes
+    if has_gb is None or needed is None or not in_range(has_gb, 0) or needed <= has_gb * GIB:
+        return
+    disk = config.offload.engine in (Engine.disk, Engine.mapped)
+    yield Problem(
+        what=f"{config.launcher.ranks_per_node} ranks would hold {format_bytes(needed)} in host memory, and "
+        f"a node of cluster={config.cluster.name} has {format_bytes(has_gb * GIB)}.",
+        fix="offload.host_memory_gb=0" if disk else "offload.engine=disk",
+        keys=("offload.host_memory_gb", "offload.engine", "cluster.host_memory_gb"),
+        exit_code=3,
+    )
 
 
 @rule(

@@ -69,10 +69,12 @@ class PlannedFacts:
 
     Attributes:
         needed_bytes: Bytes that all ranks of this node will reserve in the offload directory.
+        host_bytes: Bytes of host memory that they hold for good, staging rings included.
         largest_parameter: The largest matrix that Muon steps.
     """
 
     needed_bytes: int | None = None
+    host_bytes: int | None = None
     largest_parameter: ParameterFacts | None = None
 
 

@@ -100,11 +100,7 @@ def flag_ours(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
             yield Problem(what=what, fix=f"{FREE_PREFIX}{name}=null", keys=(FREE_PREFIX + name, key))
 
 
-@rule(
-    name="flag-unknown",
-    reason="Megatron's own parser would stop every rank at a misspelled flag.",
-    machine=True,
-)
+@rule(name="flag-unknown", reason="Megatron's own parser would stop every rank at a misspelled flag.")
 def flag_unknown(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse flags that the parser of the Megatron at hand does not have."""
     if facts.megatron is None or facts.megatron.flags is None:

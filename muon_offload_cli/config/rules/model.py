@@ -90,7 +90,9 @@ def rotary_size(config: Config, written: Set[str], facts: MachineFacts) -> Itera
     """Refuse a rotated part of a head that is empty or odd."""
     model = config.model
     hidden, heads = model.hidden_size, model.num_attention_heads
-    if not (in_range(hidden, 1) and in_range(heads, 1) and in_range(model.rotary_percent, 0, 1)):
+    if model.multi_latent_attention or not (
+        in_range(hidden, 1) and in_range(heads, 1) and in_range(model.rotary_percent, 0, 1)
+    ):
         return
     width = model.kv_channels if model.kv_channels is not None else hidden // heads
     rotated = int(width * model.rotary_percent)

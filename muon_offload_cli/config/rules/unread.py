@@ -29,6 +29,7 @@ OFFLOAD_KEYS: dict[Engine, tuple[str, ...]] = {
         "windows",
         "io_threads",
         "staging_mb",
+        "verify",
     ),
 }
 # Flags that only Adam's distributed optimizer reads (megatron/core/optimizer/optimizer_config.py and

@@ -1,0 +1,255 @@
+"""``disk-plan`` and ``bench-disk`` on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muon_offload_cli.cli import bench_disk, main, planning
+from muon_offload_cli.cli.exact import compare_rank
+from muon_offload_cli.machine import filesystem
+from muon_offload_cli.machine.drives import recall
+from tests.fakes.drive import directory_on_a_drive
+from tests.planner.plans import config, planner
+
+RECIPE = "recipe=tiny"
+Figures = namedtuple("Figures", "f_blocks f_frsize f_bavail f_flag")
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", str(directory_on_a_drive(tmp_path)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*arguments: str) -> int:
+    return main.run(["disk-plan", RECIPE, *arguments])
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert run("--json", *arguments) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def nearly_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every filesystem has 20 MB free."""
+    look = os.statvfs
+
+    def statvfs(path: Path) -> Figures:
+        look(path)  # A path that does not exist is an error here too.
+        return Figures(10**6, 1000, 20_000, 0)
+
+    monkeypatch.setattr(filesystem.os, "statvfs", statvfs)
+
+
+def test_figures_bars_and_verdict_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    out = capsys.readouterr().out
+    for text in (
+        "7,350,528 parameters",
+        "13.53 MiB in 37 chunks",
+        "ranks 0-3",
+        "█",
+        "not known: give --bandwidth",
+    ):
+        assert text in out
+    assert out.endswith("fits\n")
+
+
+def test_json_has_exact_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "--bandwidth", "1,2")
+    (kind,) = found["kinds"]
+    assert kind["ranks"] == [0, 1, 2, 3]
+    assert kind["disk_bytes"] == 14188544
+    assert found["needed_bytes"] == found["nodes"][0]["disk_bytes"] == 4 * 14188544
+    assert found["fits"] is True
+    assert found["step"]["floor_s"] == found["nodes"][0]["read"] / 1e9
+
+
+@pytest.mark.usefixtures("nearly_full")
+def test_a_plan_that_does_not_fit_exits_with_3_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 3
+    captured = capsys.readouterr()
+    assert captured.out.endswith("does not fit\n")
+    assert "54.12 MiB" in captured.err
+    assert "offload.fraction=0.3" in captured.err
+    found = as_json(capsys, code=3)
+    assert found["fits"] is False
+    assert "19.07 MiB free" in found["problems"][0]["what"]
+
+
+@pytest.mark.usefixtures("nearly_full")
+@pytest.mark.parametrize("command", ["check-config", "train"])
+def test_a_drive_that_is_too_small_is_told_before_anything_starts(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([command, RECIPE, "device=cpu"]) == 3
+    assert "4 ranks need 54.12 MiB" in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["launcher.ranks_per_node=3"],
+        ["offload.fraction=2", "model.moe.topk=9"],
+        ["model.nmae=x"],
+    ):
+        assert main.run(["check-config", RECIPE, *words]) == 2
+        refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert run(*words) == 2
+        assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")] == refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--bandwidth", "0,1"], "--bandwidth 0,1"),
+        (["--forward-backward", "-1"], "--forward-backward -1"),
+        (["--forward-backward", "nan"], "no time in seconds"),
+        (["--run", "/no/such/folder"], "no metrics"),
+        (["--run", "/no/such/folder", "--forward-backward", "1"], "twice"),
+        (["--plot", "plan.jpg"], "must end in"),
+        (["--plot", "/no/such/folder/plan.svg"], "no folder"),
+        (["model.moe.layer_freq='[1]*3'"], "layer_freq"),
+    ],
+)
+def test_bad_options_are_refused_with_their_name(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    for name, start in (("plan.svg", "<svg"), ("plan.html", "<!doctype html>")):
+        assert run("--plot", str(tmp_path / name)) == 0
+        assert (tmp_path / name).read_text().startswith(start)
+
+
+def test_png_needs_a_library_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cairosvg", None)
+    assert run("--plot", str(tmp_path / "plan.png")) == 2
+    assert "pip install cairosvg" in capsys.readouterr().err
+
+
+def test_another_cluster_is_judged_by_what_its_file_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "cluster=h200_x8")
+    assert found["free_bytes"] == 8 * 3_840_000_000_000
+    assert found["host_headroom_bytes"] == 2048 * 2**30
+    assert as_json(capsys, "cluster=gb300_x4")["free_bytes"] is None
+
+
+def test_the_largest_models_are_planned_in_seconds_from_a_cold_start() -> None:
+    for recipe, limit in (("qwen35_35b", 1.5), ("kimi_k2", 5)):
+        best = min(_seconds(recipe) for _ in range(2))
+        assert best < limit, recipe
+
+
+def _seconds(recipe: str) -> float:
+    """Return the processor time of a whole command; wall time would count other tests' work."""
+    text = (
+        "import time; from muon_offload_cli.cli.main import run;"
+        f"code = run(['disk-plan', 'recipe={recipe}', 'device=cpu']);"
+        "print(code, time.process_time())"
+    )
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True
+    )
+    code, seconds = done.stdout.splitlines()[-1].split()
+    assert code == "0", done.stderr
+    return min(float(seconds), time.monotonic() - began)
+
+
+def entries(rank: int) -> list[dict[str, Any]]:
+    held, share = planner("tiny").of_rank(rank)
+    owned = {id(tensor) for tensor in share.muon}
+    rows = [
+        {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "optimizer": str(tensor.optimizer),
+            "expert": tensor.expert,
+            "owner": id(tensor) in owned,
+            "owned_numel": 0,
+        }
+        for tensor in held
+    ]
+    next(row for row in rows if row["optimizer"] == "adam")["owned_numel"] = share.adam_elements
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "text"),
+    [
+        (None, {}, None),
+        (3, {"shape": [1, 2]}, "Megatron builds decoder.layers.0.self_attention.linear_qkv.weight [1, 2]"),
+        (3, {"owner": True}, "Megatron's rank owns decoder.layers.0.self_attention.linear_qkv.weight"),
+        (0, {"owned_numel": 1}, "Adam's state"),
+    ],
+)
+def test_a_difference_from_megatron_is_named(
+    index: int | None, change: dict[str, Any], text: str | None
+) -> None:
+    rows = entries(0)
+    if index is not None:
+        rows[index] |= change
+    found = compare_rank(0, *planner("tiny").of_rank(0), rows)
+    assert (found == []) if text is None else (text in found[0])
+
+
+def test_a_drive_is_measured_and_remembered_for_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_disk, "LARGEST_PART", 1)
+    folder = directory_on_a_drive(tmp_path) / "drive"
+    assert main.run(["bench-disk", str(folder), "--size-mb", "64", "--seconds", "0.01"]) == 0
+    out = capsys.readouterr().out
+    assert "both: read" in out
+    assert "8 + 8 threads of 8 MiB" in out or "4 + 4 threads" in out
+    assert not folder.exists()
+    assert recall(filesystem.inspect(folder).mount_point) is not None
+    assert run() == 0
+    assert "(measured on " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["relative"], 2, "no absolute path"),
+        (["/proc"], 3, "/proc has 0 B free"),
+        (["/dev/shm/x"], 3, "memory, not a drive"),
+    ],
+)
+def test_what_is_no_drive_is_not_measured(
+    arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["bench-disk", *arguments]) == code
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("nearly_full")
+def test_a_nearly_full_drive_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench-disk", str(tmp_path)]) == 3
+    assert "so that the drive is not filled" in capsys.readouterr().err
+
+
+def test_transformer_engine_is_looked_for_only_where_a_gpu_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: object())
+    run_config = config("tiny")
+    assert planning.layers_of(run_config) is planning.Layers.LOCAL
+    run_config.device = planning.Device.cuda
+    assert planning.layers_of(run_config) is planning.Layers.TRANSFORMER_ENGINE
+    run_config.megatron.args["transformer-impl"] = "local"
+    assert planning.layers_of(run_config) is planning.Layers.LOCAL

@@ -1,0 +1,54 @@
+"""Attaching to Megatron: one name is rebound, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import muon_offload_cli
+from muon_offload_cli.errors import UserError
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    from megatron.core.optimizer import layer_wise_optimizer
+
+    base = layer_wise_optimizer.Float16OptimizerWithFloat16Params
+    yield layer_wise_optimizer
+    assert layer_wise_optimizer.Float16OptimizerWithFloat16Params is base
+
+
+def test_only_the_layer_wise_builder_sees_the_new_class(module: ModuleType, tmp_path: Path) -> None:
+    from megatron.core import optimizer
+    from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+
+    installation = muon_offload_cli.install(directory=tmp_path)
+    installed = module.Float16OptimizerWithFloat16Params
+    assert issubclass(installed, Float16OptimizerWithFloat16Params)
+    assert installed is not Float16OptimizerWithFloat16Params
+    assert optimizer.Float16OptimizerWithFloat16Params is Float16OptimizerWithFloat16Params
+    installation.close()
+    assert module.Float16OptimizerWithFloat16Params is Float16OptimizerWithFloat16Params
+
+
+def test_the_second_installation_replaces_the_first(module: ModuleType, tmp_path: Path) -> None:
+    first = muon_offload_cli.install(directory=tmp_path)
+    second = muon_offload_cli.install(engine="host")
+    base = second.close.__self__._base
+    assert base is first._base
+    first.close()
+    assert issubclass(module.Float16OptimizerWithFloat16Params, base)
+    assert module.Float16OptimizerWithFloat16Params is not base
+    second.close()
+
+
+def test_all_wrong_arguments_are_told_at_once(module: ModuleType) -> None:
+    with pytest.raises(UserError) as caught:
+        muon_offload_cli.install(
+            directory="relative", engine="tape", chunk_mb=-1, fraction=1.5, host_memory_gb=-2, windows=0
+        )
+    named = [problem.keys[0] for problem in caught.value.problems]
+    assert named == ["engine", "directory", "chunk_mb", "fraction", "host_memory_gb", "windows"]

@@ -1,0 +1,107 @@
+"""Verdicts, and that what is advised does fit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muon_offload_cli.machine.filesystem import Mount
+from muon_offload_cli.planner.fit import Fit, Place, cluster_place, judge_fit
+from muon_offload_cli.planner.settings import offload_settings
+from muon_offload_cli.units import GIB
+from tests.planner.plans import config, planner
+
+WORDS = ("model=gpt_2b9", "parallel=tp2", "offload.chunk_mb=512")
+PLANNER = planner("tiny", *WORDS)
+SETTINGS = offload_settings(config("tiny", *WORDS))
+NEEDED = PLANNER.plan().heaviest_node.disk_bytes
+
+
+def mount(free_bytes: int, point: str = "/mnt/nvme0") -> Mount:
+    return Mount(
+        directory=Path(point, "state"),
+        existing=Path(point),
+        mount_point=point,
+        kind="xfs",
+        is_memory=False,
+        is_network=False,
+        total_bytes=10 * free_bytes,
+        free_bytes=free_bytes,
+        writable=True,
+    )
+
+
+def fit(
+    free_bytes: int, *, others: tuple[Mount, ...] = (), memory: int = 100 * GIB, checkpoints: int = 0
+) -> Fit:
+    place = Place(mount=mount(free_bytes), others=others, headroom_bytes=memory, checkpoints_here=checkpoints)
+    return judge_fit(PLANNER.plan(), place, SETTINGS, PLANNER.plan)
+
+
+def test_exactly_enough_room_fits_and_one_byte_less_does_not() -> None:
+    assert fit(NEEDED).fits
+    assert not fit(NEEDED - 1).fits
+
+
+def test_checkpoints_on_the_same_mount_count() -> None:
+    checkpoint = PLANNER.plan().checkpoint_bytes
+    assert fit(NEEDED + 2 * checkpoint, checkpoints=2).fits
+    short = fit(NEEDED + 2 * checkpoint - 1, checkpoints=2)
+    assert short.peak_bytes == NEEDED + 2 * checkpoint
+    assert "checkpoints" in short.problems[0].what
+
+
+def test_what_is_advised_fits() -> None:
+    room = NEEDED * 3 // 4
+    (problem,) = fit(room, others=(mount(2 * NEEDED, "/mnt/big"), mount(room, "/mnt/small"))).problems
+    assert problem.exit_code == 3
+    assert "offload.directory=/mnt/big/muon_offload" in problem.fix
+
+    (fraction,) = re.findall(r"offload\.fraction=(\S+)", problem.fix)
+    assert PLANNER.plan(replace(SETTINGS, fraction=float(fraction))).heaviest_node.disk_bytes <= room
+    more = float(fraction) + 0.01
+    assert PLANNER.plan(replace(SETTINGS, fraction=more)).heaviest_node.disk_bytes > room
+
+    (budget,) = re.findall(r"offload\.host_memory_gb=(\d+)", problem.fix)
+    for gib, fits in ((int(budget), True), (int(budget) - 1, False)):
+        settings = replace(SETTINGS, host_bytes=gib * GIB // 4)
+        assert (PLANNER.plan(settings).heaviest_node.disk_bytes <= room) is fits
+
+    (nodes,) = re.findall(r"launcher\.nodes=(\d+)", problem.fix)
+    wider = planner("tiny", *WORDS, f"launcher.nodes={nodes}").plan()
+    assert wider.heaviest_node.disk_bytes <= room
+
+
+def test_nothing_is_advised_that_this_machine_cannot_do() -> None:
+    (problem,) = fit(NEEDED // 2, memory=2 * GIB).problems
+    assert "host_memory_gb" not in problem.fix
+    (problem,) = fit(0).problems
+    assert problem.fix.startswith("free ")
+    assert ";" not in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("offload.engine=host",), "offload.engine=disk"),
+        (("offload.host_memory_gb=10",), "offload.host_memory_gb=7"),
+    ],
+)
+def test_host_memory_that_is_not_there_is_told(words: tuple[str, ...], fix: str) -> None:
+    run = planner("tiny", *WORDS, *words)
+    settings = offload_settings(config("tiny", *WORDS, *words))
+    place = Place(mount=mount(10 * NEEDED), others=(), headroom_bytes=8 * GIB)
+    (problem,) = judge_fit(run.plan(settings), place, settings, run.plan).problems
+    assert problem.fix == fix
+
+
+def test_a_cluster_is_judged_by_its_file() -> None:
+    known = cluster_place(config("tiny", "cluster=h200_x8"))
+    assert known.mount is not None
+    assert known.mount.free_bytes == 8 * 3_840_000_000_000
+    unknown = cluster_place(config("tiny", "cluster=local"))
+    assert unknown.mount is None
+    assert judge_fit(PLANNER.plan(), unknown, SETTINGS, PLANNER.plan).fits

@@ -1,0 +1,126 @@
+"""Figures of ranks, against reports of real runs and of the pipeline's own order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.planner.rank import rank_figures
+from muon_offload_cli.units import MIB
+from tests.planner.plans import planner, tensor
+
+# muon_parameters, disk_bytes, host_bytes, gpu_bytes, chunks and adam_state_bytes of reports/rank_N.json after
+# `train recipe=tiny train.steps=1` with these words, megatron-core 0.19.2 on CPU ranks. The reports count
+# 4 bytes more of Adam's for the step count of each of its tensors.
+REPORTED = {
+    (): [(1773568, 14188544, 0, 0, 37, 800256)] * 4,
+    ("parallel=data", "launcher=two_ranks", "model=tiny_dense"): [(1179648, 9437184, 0, 0, 8, 1193472)] * 2,
+    ("parallel=data", "parallel.ep=2"): [(1771520, 14172160, 0, 0, 19, 596736)] * 4,
+    ("parallel.etp=1",): [(1773568, 14188544, 0, 0, 21, 800256)] * 4,
+    ("parallel=data", "parallel.ep=2", "megatron.param_layout=false"): [
+        (1703936, 13631488, 0, 0, 18, 9216),
+        (1771520, 14172160, 0, 0, 19, 1185792),
+        (1771520, 14172160, 0, 0, 19, 1185792),
+        (1839104, 14712832, 0, 0, 19, 6144),
+    ],
+    ("offload.host_memory_gb=0.02", "offload.fraction=0.5"): [
+        (1773568, 1572864, 5275648, 7340032, 37, 800256)
+    ]
+    * 4,
+    ("parallel.pp=2", "parallel.ep=1", "model.tied_embeddings=true"): [
+        (1773568, 14188544, 0, 0, 37, 798720),
+        (1773568, 14188544, 0, 0, 37, 798720),
+        (1773568, 14188544, 0, 0, 37, 801792),
+        (1773568, 14188544, 0, 0, 37, 801792),
+    ],
+    (
+        "parallel.pp=2",
+        "parallel.ep=1",
+        "parallel.decoder_first_pipeline_num_layers=1",
+        "parallel.decoder_last_pipeline_num_layers=3",
+    ): [
+        (886784, 7094272, 0, 0, 19, 792576),
+        (886784, 7094272, 0, 0, 19, 792576),
+        (2660352, 21282816, 0, 0, 55, 807936),
+        (2660352, 21282816, 0, 0, 55, 807936),
+    ],
+    ("model=tiny_delta",): [
+        (403072, 3231744, 0, 0, 7, 416688),
+        (403072, 3231744, 0, 0, 7, 416688),
+        (402944, 3223552, 0, 0, 7, 414048),
+        (402944, 3223552, 0, 0, 7, 414048),
+    ],
+    ("model=tiny_latent", "parallel=data", "parallel.ep=4"): [
+        (243712, 1949696, 0, 0, 6, 299904),
+        (243712, 1949696, 0, 0, 5, 299136),
+        (241664, 1933312, 0, 0, 5, 299136),
+        (240640, 1925120, 0, 0, 5, 299904),
+    ],
+}
+
+
+@pytest.mark.parametrize("words", list(REPORTED), ids=" ".join)
+def test_planned_bytes_equal_what_running_ranks_reported(words: tuple[str, ...]) -> None:
+    plan = planner("tiny", *words).plan()
+    planned = {rank: kind.figures for kind in plan.kinds for rank in kind.ranks}
+    assert [
+        (
+            own.muon_parameters,
+            own.disk_bytes,
+            own.host_bytes,
+            own.gpu_bytes,
+            own.chunks,
+            own.adam_state_bytes,
+        )
+        for _, own in sorted(planned.items())
+    ] == REPORTED[words]
+
+
+def test_traffic_equals_what_steps_of_a_run_moved() -> None:
+    # Every step but the first of `train recipe=tiny train.steps=5 offload.chunk_mb=1`, on every rank.
+    traffic = planner("tiny", "offload.chunk_mb=1").plan().heaviest.figures.traffic
+    assert (traffic.read, traffic.written) == (11812864, 14188544)
+
+
+SETTINGS = OffloadSettings(engine="disk", chunk_bytes=MIB // 4, staging_bytes=MIB)
+OWNED = [tensor(8192) for _ in range(40)]
+
+
+def test_engines_differ_in_where_state_and_buffers_are() -> None:
+    disk, mapped, host, none = (
+        rank_figures(
+            OWNED, held_elements=10**6, adam_elements=1000, settings=replace(SETTINGS, engine=engine)
+        )
+        for engine in ("disk", "mapped", "host", "none")
+    )
+    state = 40 * 8192 * 8
+    assert [own.disk_bytes for own in (disk, mapped, host, none)] == [state, state, 0, 0]
+    assert [own.host_bytes for own in (disk, mapped, host, none)] == [0, 0, state, 0]
+    assert [own.gpu_bytes for own in (disk, mapped, host, none)] == [0, 0, 0, state]
+    assert [own.staging_bytes > 0 for own in (disk, mapped, host, none)] == [True, False, False, False]
+    assert [own.window_bytes for own in (disk, mapped, host, none)] == [3 * MIB // 4] * 3 + [0]
+    assert [(own.open_files, own.maps) for own in (disk, mapped, host, none)] == [
+        (1, 3),
+        (1, 1),
+        (0, 1),
+        (0, 0),
+    ]
+    assert host.traffic.written == none.traffic.written == 0
+
+
+@given(st.lists(st.integers(1, 10**6), max_size=60), st.integers(0, 4), st.integers(2, 4), st.floats(0, 1))
+def test_state_is_in_some_tier_and_reads_never_exceed_writes(
+    sizes: list[int], chunk_mib: int, windows: int, fraction: float
+) -> None:
+    settings = replace(SETTINGS, chunk_bytes=chunk_mib * MIB, windows=windows, fraction=fraction)
+    own = rank_figures([tensor(size) for size in sizes], held_elements=0, adam_elements=0, settings=settings)
+    stored = own.disk_bytes + own.host_bytes + own.gpu_bytes
+    assert own.muon_state_bytes <= stored <= own.muon_state_bytes + 1024 * len(sizes) + 4096 * own.chunks
+    assert 0 <= own.traffic.read <= own.traffic.written == own.disk_bytes
+    assert own.traffic.read_behind <= own.traffic.read
+    if own.chunks_on_disk <= windows:
+        assert own.traffic.read == 0
