@@ -55,7 +55,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
         stack.replace(sys, "argv", [sys.argv[0], *flags])
         observer.watch(stack)
         if config.offload.engine is not Engine.none:
-            stack.callback(install(offload_settings(config), observer.built).close)
+            stack.enter_context(install(offload_settings(config), observer.built))
         try:
             _pretrain(prepared, transformer_engine=transformer_engine)
         except SystemExit as leaving:
