@@ -55,8 +55,13 @@ def train(config: Config, device: str, observer: Observer) -> None:
         stack.replace(sys, "argv", [sys.argv[0], *flags])
         observer.watch(stack)
         if config.offload.engine is not Engine.none:
-            stack.callback(install(offload_settings(config), observer.built).close)
-        _pretrain(prepared, transformer_engine=transformer_engine)
+            stack.enter_context(install(offload_settings(config), observer.built))
+        try:
+            _pretrain(prepared, transformer_engine=transformer_engine)
+        except SystemExit as leaving:
+            # How Megatron ends a run early at the user's wish: --exit-interval, --exit-duration-in-mins.
+            if leaving.code not in (None, 0):
+                raise
         observer.finish(digest=config.run.digest)
         torch.distributed.destroy_process_group()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fake_torchrun
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from muon_offload_cli.cli import main
@@ -88,6 +88,16 @@ def _stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@example(recipe="tiny", words=["model.num_layers=2147483647"], options=set())
+@example(recipe="tiny", words=["model.moe.num_experts=2147483646", "model.moe.topk=1"], options=set())
+@example(
+    recipe="tiny",
+    words=["launcher.nodes=67108864", "train.global_batch=268435456", "--strict"],
+    options=set(),
+)
+@example(
+    recipe="tiny", words=["parallel.tp=2147483646", "model.num_attention_heads=2147483647"], options=set()
+)
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     recipe=st.sampled_from(sorted(find_recipes())),
