@@ -34,7 +34,7 @@ def figures(
     lines = [
         ("model", _model(plan)),
         ("one checkpoint", format_bytes(plan.checkpoint_bytes)),
-        ("heaviest rank", f"{name_ranks(plan.heaviest, config.parallel.pp > 1)} of {len(plan.kinds)} kinds"),
+        ("heaviest rank", _heaviest(config, plan)),
         (
             "  muon owns",
             f"{rank.muon_parameters:,} parameters: {format_bytes(rank.momentum_bytes)} of momentum, "
@@ -173,6 +173,11 @@ def as_json(
         "exact": asdict(differences) if differences else None,
     }
     return json.dumps(data, indent=1)
+
+
+def _heaviest(config: Config, plan: RunPlan) -> str:
+    named = name_ranks(plan.heaviest, config.parallel.pp > 1)
+    return f"{named}, all alike" if len(plan.kinds) == 1 else f"{named} ({len(plan.kinds)} kinds of rank)"
 
 
 def _model(plan: RunPlan) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedFacts, check, refuses
 from muon_offload_cli.config.rules.directory import uses_directory
+from muon_offload_cli.config.rules.settings import in_range
+from muon_offload_cli.config.rules.topology import topology_of
 from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine import memory
@@ -48,11 +50,15 @@ def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
         offload.host_memory_gb = "0"
         return []
     described = None if here else config.cluster.host_memory_gb
+    ranks, staging_mb = config.launcher.ranks_per_node, offload.staging_mb
+    if not (in_range(described or 0, 0) and in_range(ranks, 1) and in_range(staging_mb, 0)):
+        # The rules refuse these; there is nothing to reckon with.
+        return []
     found = memory.inspect() if described is None else memory.of_size(round(described * GIB))
     budget = host_budget(
         found,
-        ranks=config.launcher.ranks_per_node,
-        staging_bytes=round(offload.staging_mb * MIB),
+        ranks=ranks,
+        staging_bytes=round(staging_mb * MIB),
     )
     offload.host_memory_gb = f"{budget.budget_bytes / GIB:.3f}"
     return [
@@ -70,6 +76,18 @@ def headroom_bytes() -> int:
     return memory.inspect(Path("/")).headroom_bytes
 
 
+# Tensors and ranks that are planned before a check answers, some 25 microseconds each. The largest recipe has
+# 2,500, and 61 layers of 384 experts without expert parallelism 23,000.
+MOST_PLANNED = 40_000
+
+
+def _is_plannable(config: Config) -> bool:
+    """Tell whether planning takes no longer than a check may; nothing larger has ever been trained."""
+    model, sizes = config.model, topology_of(config)
+    local_experts = (model.moe.num_experts or 0) // sizes.ep
+    return model.num_layers * (1 + local_experts) + sizes.world_size <= MOST_PLANNED
+
+
 def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
     """Return what the rules need to know of the plan.
 
@@ -82,6 +100,8 @@ def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
         plan.
     """
     if config.offload.engine is Engine.none or refuses(check(config, written, MachineFacts(), here=False)):
+        return PlannedFacts()
+    if not _is_plannable(config):
         return PlannedFacts()
     try:
         plan = Planner(config, layers_of(config)).plan()

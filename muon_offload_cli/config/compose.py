@@ -93,8 +93,8 @@ def compose(
 
     parts = dict(_leaves(_compose_parts({**defaults, **asked.parts})))
     problems += _hidden_parts(asked, options, parts, recipe_values, path)
-    values: dict[str, Any] = {**parts, **recipe_values, **asked.values}
-    config = _typed(values | {"recipe": path.stem}, set(asked.values), path, problems)
+    values: dict[str, Any] = {**parts, **recipe_values, "recipe": path.stem}
+    config = _typed(values, asked.values, path, problems)
     written = _written(asked, recipe_values)
     if config is None or problems:
         raise UserError(problems=[*problems, *_also_wrong(config, written, problems)])
@@ -258,23 +258,25 @@ def _hidden_parts(
 
 
 def _typed(
-    values: Mapping[str, Any], from_user: set[str], path: Path, problems: list[Problem]
+    values: Mapping[str, Any], asked: Mapping[str, Any], path: Path, problems: list[Problem]
 ) -> Config | None:
     """Merge values into the schema one by one, so that every wrong type is told and not just the first.
+
+    Args:
+        values: What the recipe and its parts set.
+        asked: What the command line sets instead.
+        path: The recipe's file.
+        problems: What is wrong is added here.
 
     Returns:
         The configuration without the values that do not fit; None if one is missing or leads nowhere.
     """
     merged = OmegaConf.structured(Config)
-    for key, value in values.items():
-        where = "" if key in from_user else f" (in {path})"
-        try:
-            if key.startswith(FREE_PREFIX):
-                merged.megatron.args[key.removeprefix(FREE_PREFIX)] = value
-            else:
-                OmegaConf.update(merged, key, value, merge=False)
-        except (OmegaConfBaseException, ValueError, TypeError, OverflowError, RecursionError):
-            problems.append(_wrong_type(key, value, where))
+    for given, where in ((values, f" (in {path})"), (asked, "")):
+        for key, value in given.items():
+            # A wrong value of a recipe that the command line replaces harms nobody.
+            if not _fits(merged, key, value) and (key not in asked or not where):
+                problems.append(_wrong_type(key, value, where))
     unresolved = list(_unresolved(merged))
     problems += unresolved
     told = {key for problem in problems for key in problem.keys}
@@ -290,6 +292,18 @@ def _typed(
         return None
     config = OmegaConf.to_object(merged)
     return config if isinstance(config, Config) else None
+
+
+def _fits(merged: DictConfig, key: str, value: Any) -> bool:
+    """Set a value; tell whether its key takes it."""
+    try:
+        if key.startswith(FREE_PREFIX):
+            merged.megatron.args[key.removeprefix(FREE_PREFIX)] = value
+        else:
+            OmegaConf.update(merged, key, value, merge=False)
+    except (OmegaConfBaseException, ValueError, TypeError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def _is_missing(merged: DictConfig, key: str) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.megatron.muon_child import make_muon_child
 from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.storage.store import StoreError
 from muon_offload_cli.units import GIB, MIB
 
 ENGINES = ("disk", "mapped", "host")
@@ -41,6 +43,14 @@ class Installation:
         self.optimizers.append(optimizer)
         if self._on_built is not None:
             self._on_built(optimizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close; a store that fails once more must not hide the error that ended the run."""
+        with suppress(StoreError) if error is not None else nullcontext():
+            self.close()
 
     def close(self) -> None:
         """Give Megatron its class back and release every offloader's threads, memory and files."""
@@ -100,7 +110,8 @@ def make_settings(
     return OffloadSettings(
         engine=engine,
         directory=None if directory is None else Path(directory),
-        chunk_bytes=round(chunk_mb * MIB),
+        # Rounded up: 0 bytes would mean one chunk of everything.
+        chunk_bytes=math.ceil(chunk_mb * MIB),
         fraction=fraction,
         host_bytes=round(host_memory_gb * GIB) // sharing,
         windows=windows,

@@ -64,7 +64,7 @@ class Checkpoints:
             model: Any, optimizer: Any, scheduler: Any, iteration: int, *args: Any, **kwargs: Any
         ) -> bool:
             ends = bool(decide(model, optimizer, scheduler, iteration, *args, **kwargs))
-            if ends:
+            if ends and self._config.checkpoint.directory is not None:
                 self._observer.stopped(iteration)
             return ends
 
@@ -180,8 +180,12 @@ class Checkpoints:
             demand_same_tensors(stack, folder)
             keep_own_settings(stack)
             load_into_present_groups(stack)
-            with first_user_error():
-                loaded = load()
+            try:
+                with first_user_error():
+                    loaded = load()
+            except SystemExit as leaving:
+                # Megatron leaves without an error code where a checkpoint lacks something.
+                raise RuntimeError(f"Megatron gave up loading {folder}; the lines above say why") from leaving
         for offloader in self._offloaders:
             if offloader.settings.engine == "disk":
                 offloader.drop_cache()

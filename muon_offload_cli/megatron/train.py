@@ -63,12 +63,12 @@ def train(config: Config, device: str, observer: Observer) -> None:
                 observer.built(optimizer)
                 checkpoints.built(optimizer)
 
-            stack.callback(install(offload_settings(config), built).close)
+            stack.enter_context(install(offload_settings(config), built))
         try:
             _pretrain(prepared, transformer_engine=transformer_engine)
-        except SystemExit:
-            # How Megatron ends a run early; any other exit of its own is a failure.
-            if not observer.report.stopped_at:
+        except SystemExit as leaving:
+            # How Megatron ends a run early on request: SIGTERM, --exit-interval, --exit-duration-in-mins.
+            if leaving.code not in (None, 0):
                 raise
         observer.finish(digest=config.run.digest)
         torch.distributed.destroy_process_group()

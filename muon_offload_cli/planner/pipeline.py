@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from muon_offload_cli.config.rules.settings import setting
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import UserError, wrong
 
@@ -68,9 +69,8 @@ def model_chunks(config: Config) -> list[list[ModelChunk]]:
 
 
 def argument(config: Config, name: str) -> Any:
-    """Return a flag of ``megatron.args`` by its name with underscores; None if it is not given."""
-    given = {key.lstrip("-").replace("-", "_"): value for key, value in config.megatron.args.items()}
-    return given.get(name)
+    """Return a setting by Megatron's name of it, a key of ours or in ``megatron.args``; None: not given."""
+    return setting(config, name)[1]
 
 
 def _rows(config: Config, stages: int) -> list[str]:

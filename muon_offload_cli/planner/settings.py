@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from muon_offload_cli.config.schema import Config
@@ -20,7 +21,8 @@ def offload_settings(config: Config) -> OffloadSettings:
     return OffloadSettings(
         engine=offload.engine.name,
         directory=None if offload.directory is None else Path(offload.directory),
-        chunk_bytes=round(offload.chunk_mb * MIB),
+        # Rounded up: 0 bytes would mean one chunk of everything.
+        chunk_bytes=math.ceil(offload.chunk_mb * MIB),
         fraction=offload.fraction,
         host_bytes=round(float(offload.host_memory_gb) * GIB) // config.launcher.ranks_per_node,
         windows=offload.windows,

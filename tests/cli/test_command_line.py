@@ -56,6 +56,13 @@ def test_check_config_exits_with_what_was_found(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("recipe", find_recipes())
+def test_every_shipped_recipe_passes_strictly_for_its_own_cluster(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["check-config", f"recipe={recipe}", "--strict"]) == 0, capsys.readouterr().err
+
+
 def test_problems_go_to_standard_error_on_unbroken_lines_and_the_verdict_to_standard_output() -> None:
     long = "/" + "x" * 300
     done = process("check-config", RECIPE, "data=text", f"data.paths=[{long}]")

@@ -85,7 +85,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def train(
-    folder: Path, *words: str, fault: dict[str, Any] | None = None, timeout_s: float = 120, **more: str
+    folder: Path, *words: str, fault: dict[str, Any] | None = None, timeout_s: float = 240, **more: str
 ) -> Run:
     """Run to the end; `fault` goes to the worker of the tests, see `tests.end_to_end.worker`."""
     if fault is not None:

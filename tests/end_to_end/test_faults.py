@@ -75,7 +75,7 @@ def test_a_killed_rank_leaves_no_process_and_no_bytes(tmp_path: Path, directory:
     )
     try:
         run = Run(folder=folder, exit_code=0, output="", seconds=0)
-        assert fake_torchrun.wait_until(lambda: len(run.records(1)) > 2, timeout_s=60)
+        assert fake_torchrun.wait_until(lambda: len(run.records(1)) > 2, timeout_s=150)
         pid = run.reports[1].pid
         assert _state_files(directory) >= 2
         os.kill(pid, signal.SIGKILL)
@@ -125,6 +125,15 @@ def test_a_filesystem_that_is_too_small_is_refused_before_the_first_step(tmp_pat
         assert not run.records(0)
         assert not directory.exists()
         assert os.statvfs(mounted).f_bavail == free_before
+
+
+def test_a_run_that_megatron_ends_early_is_judged_and_not_mourned(tmp_path: Path, directory: Path) -> None:
+    run = train(tmp_path / "run", *DP2, *state(directory), "megatron.args.exit_interval=2")
+    assert run.exit_code == 4, run.output
+    assert "finished after 2 of 6 steps" in run.output
+    assert "Traceback" not in run.output
+    assert "SystemExit" not in run.output
+    assert all(report.finished and report.digests for report in run.reports.values())
 
 
 def test_cuda_on_a_machine_without_it_is_refused_with_a_fix(tmp_path: Path, directory: Path) -> None:
