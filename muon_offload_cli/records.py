@@ -83,6 +83,7 @@ class RankReport:
         direct_io: Whether the disk is reached with O_DIRECT.
         notes: Sentences that a person should see (a fallback, for example).
         steps: Optimizer steps taken.
+        last_step: Number of the last step, or of the step resumed from if none was taken since.
         steps_from_backend: Steps whose Muon state was taken from `engine` in full.
         saves: Checkpoints saved.
         saved_step: Step of the newest one.
@@ -116,6 +117,7 @@ class RankReport:
     direct_io: bool = False
     notes: list[str] = field(default_factory=list)
     steps: int = 0
+    last_step: int = 0
     steps_from_backend: int = 0
     saves: int = 0
     saved_step: int = 0

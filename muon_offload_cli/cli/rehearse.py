@@ -70,12 +70,10 @@ def rehearse_command(
     directory = Path(small.config.offload.directory or tempfile.gettempdir())
     directory.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="rehearsal-", dir=directory))
-    found: list[str] = []
-    try:
-        found, code = _legs(small.config, scratch, lambda text: _say(json, text))
-    finally:
-        if not found:
-            shutil.rmtree(scratch, ignore_errors=True)
+    # Whatever raises leaves the folder with its logs, which say why.
+    found, code = _legs(small.config, scratch, lambda text: _say(json, text))
+    if not found:
+        shutil.rmtree(scratch, ignore_errors=True)
     for sentence in found:
         _say(json, f"error: {sentence}")
     if found:

@@ -13,6 +13,7 @@ from muon_offload_cli.config.rules.directory import KEY, uses_directory
 from muon_offload_cli.config.rules.facts import DirectoryFacts, FileFacts, MachineFacts, PlannedFacts
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.machine import memory
 
 NOT_PLANNED = PlannedFacts()
 
@@ -67,6 +68,7 @@ def gather_facts(
         directory=directory,
         files={path: _look_at_file(path) for path in data_files(config)},
         planned=planned,
+        headroom_bytes=memory.inspect().headroom_bytes,
         cuda_available=report.cuda_available,
         num_gpus=report.num_gpus,
         megatron=report.megatron,

@@ -166,6 +166,8 @@ def _fault(config: Config, report: RankReport, figures: RankFigures | None) -> s
         return _memory_fault(config, report, figures) if _moves(config) and report.muon_parameters else ""
     if report.steps > wanted or (report.steps < wanted and config.resume.source is None):
         return f"finished after {report.steps} of {wanted} steps"
+    if config.resume.source is not None and report.last_step < wanted:
+        return f"finished at step {report.last_step} of {wanted}"
     if not _moves(config) or report.muon_parameters == 0:
         return ""
     return _memory_fault(config, report, figures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,8 +56,9 @@ class Installation:
         """Give Megatron its class back and release every offloader's threads, memory and files."""
         if self._module.Float16OptimizerWithFloat16Params is self._class:
             self._module.Float16OptimizerWithFloat16Params = self._base
-        for optimizer in self.optimizers:
-            optimizer.offloader.close()
+        with ExitStack() as closing:
+            for optimizer in self.optimizers:
+                closing.callback(optimizer.offloader.close)
 
 
 def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = None) -> Installation:
@@ -102,10 +103,11 @@ def make_settings(
     expect(0 <= fraction <= 1, "fraction", fraction, "a number from 0 to 1")
     finite = math.isfinite(host_memory_gb) and host_memory_gb >= 0
     expect(finite, "host_memory_gb", host_memory_gb, "0 or more GiB")
-    sharing = ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    expect(sharing >= 1, "ranks_per_node", ranks_per_node, "1 or more")
+    local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    sharing = int(local_ranks) if ranks_per_node is None and local_ranks.isdecimal() else ranks_per_node
+    expect(sharing is not None and sharing >= 1, "ranks_per_node", ranks_per_node, "1 or more")
     expect(windows >= 2, "windows", windows, "2 or more, so that one is filled while another is stepped")
-    if problems:
+    if problems or sharing is None:
         raise UserError(problems=problems)
     return OffloadSettings(
         engine=engine,

@@ -79,10 +79,20 @@ def make_muon_child(
                 settings,
                 device,
             )
+            try:
+                self._take_over(base, (optimizer, config, grad_scaler, init_state_fn), originals)
+            except BaseException:
+                # Whoever builds an optimizer in vain has nothing to close.
+                self.offloader.close()
+                raise
+            on_built(self)
+
+        def _take_over(self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]) -> None:
+            """Fill the tiers with masters and point every master and momentum at its place there."""
             self._masters: list[Any] = [None] * len(self._offloaded)
-            nan = torch.full((), math.nan, dtype=torch.float32, device=device)
+            nan = torch.full((), math.nan, dtype=torch.float32, device=self._model_params[0].device)
             self._placeholders = [nan.expand(parameter.shape) for parameter in self._model_params]
-            self._bear_masters(base, (optimizer, config, grad_scaler, init_state_fn), originals)
+            self._bear_masters(base, arguments, originals)
             self._select = {
                 chunk.index: self._members_by_group(chunk.parameters) for chunk in self.offloader.plan.chunks
             }
@@ -97,7 +107,6 @@ def make_muon_child(
                 ):
                     self._resting[0][index], self._resting[1][index] = master, momentum
             self._rest(range(len(self._masters)))
-            on_built(self)
 
         def _bear_masters(
             self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]
@@ -105,18 +114,15 @@ def make_muon_child(
             """Let the base class build one chunk after another, so that never all masters are on the device.
 
             It fills the list it is given with masters and copies every attribute that its version knows of.
+            Its own lists are written in the optimizer's order at the end, whatever order the chunks had:
+            Megatron pairs them with the parameter groups by position when it names a checkpoint's tensors.
             """
             groups = arguments[0].param_groups
-            lists: tuple[list[list[Any]], ...] = tuple([[] for _ in groups] for _ in range(3))
 
             def build(parameters: list[list[Any]]) -> None:
                 for group, subset in zip(groups, parameters, strict=True):
                     group["params"] = subset
                 base.__init__(self, *arguments)
-                built = self.float16_groups, self.fp32_from_float16_groups, self.fp32_from_fp32_groups
-                for whole, part in zip(lists, built, strict=True):
-                    for target, source in zip(whole, part, strict=True):
-                        target.extend(source)
 
             master_of: dict[int, torch.nn.Parameter] = {}
             for state in self.offloader.fill():
@@ -130,7 +136,11 @@ def make_muon_child(
                     master.data = self._placeholders[index]
                     self._masters[index] = master_of[id(self._model_params[index])] = master
             build([[p for p in parameters if p.dtype not in FLOAT16] for parameters in originals])
-            self.float16_groups, self.fp32_from_float16_groups, self.fp32_from_fp32_groups = lists
+            self.float16_groups = [[p for p in parameters if id(p) in master_of] for parameters in originals]
+            self.fp32_from_float16_groups = [[master_of[id(p)] for p in kept] for kept in self.float16_groups]
+            self.fp32_from_fp32_groups = [
+                [p for p in parameters if id(p) not in master_of] for parameters in originals
+            ]
             for group, parameters in zip(groups, originals, strict=True):
                 group["params"] = [master_of.get(id(parameter), parameter) for parameter in parameters]
 
@@ -211,7 +221,11 @@ def make_muon_child(
             return super().state_dict(*args, **kwargs)
 
         def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-            """Describe the state for a torch_dist checkpoint, as views of where it lies."""
+            """Describe the state for a torch_dist checkpoint, as views of where it lies.
+
+            Megatron's reader puts loaded bytes in place through these views, then calls `load_state_dict`.
+            """
+            self.offloader.synchronize()
             return with_exact_halves(super().sharded_state_dict(*args, **kwargs))
 
         @torch.no_grad()

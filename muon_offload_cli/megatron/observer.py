@@ -53,6 +53,7 @@ class Observer:
         def setup_model_and_optimizer(*args: Any, **kwargs: Any) -> Any:
             built = setup(*args, **kwargs)
             self._model, self._optimizer = list(built[0]), built[1]
+            self.report.last_step = int(training.get_args().iteration)
             self._attached()
             return built
 
@@ -115,6 +116,7 @@ class Observer:
         totals = self._count()
         sweeps = min((offloader.sweeps for offloader in self._offloaders), default=0)
         self.report.steps += 1
+        self.report.last_step = int(arguments["iteration"])
         from_backend = sweeps > self.report.steps_from_backend
         self.report.steps_from_backend = sweeps
         grad_norm = arguments.get("grad_norm")

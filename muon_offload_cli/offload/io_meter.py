@@ -14,13 +14,12 @@ class IoMeter:
     Attributes:
         bytes_read: Bytes that arrived.
         bytes_written: Bytes that were stored.
-        busy_s: Length of the union of all requests' times.
     """
 
     def __init__(self) -> None:
         self.bytes_read = 0
         self.bytes_written = 0
-        self.busy_s = 0.0
+        self._busy_s = 0.0
         self._lock = threading.Lock()
         self._under_way = 0
         self._since = 0.0
@@ -41,4 +40,11 @@ class IoMeter:
             with self._lock:
                 self._under_way -= 1
                 if self._under_way == 0:
-                    self.busy_s += time.perf_counter() - self._since
+                    self._busy_s += time.perf_counter() - self._since
+
+    @property
+    def busy_s(self) -> float:
+        """Length of the union of all requests' times up to now."""
+        with self._lock:
+            under_way = time.perf_counter() - self._since if self._under_way else 0.0
+            return self._busy_s + under_way

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
+
+_logger = logging.getLogger(__name__)
 
 
 class Lane:
@@ -36,6 +40,15 @@ class Lane:
             target.copy_(source, non_blocking=True)
             mark: torch.cuda.Event = self._stream.record_event()
             return mark
+
+    def finish(self) -> None:
+        """Block until every copy on this lane has ended, so that its memory may be given back."""
+        if self._stream is not None:
+            try:
+                self._stream.synchronize()
+            except RuntimeError:
+                # The context died of an earlier error, which is being raised elsewhere; nothing copies now.
+                _logger.warning("waiting for copies failed", exc_info=True)
 
 
 def mark_compute(device: torch.device) -> torch.cuda.Event | None:

@@ -54,8 +54,10 @@ class Mover(ABC):
     def abort(self) -> None:  # noqa: B027 - optional
         """Wake every thread that waits inside this mover with an error."""
 
-    def close(self) -> None:  # noqa: B027 - optional
-        """Stop the threads and release buffers; the store is closed by its owner."""
+    def close(self) -> None:
+        """Wait for copies, stop threads, release buffers; the store is closed by its owner."""
+        self._up.finish()
+        self._down.finish()
 
 
 def _spans(nbytes: int, step: int) -> Iterator[tuple[int, int]]:
@@ -199,6 +201,7 @@ class StagedMover(Mover):
 
     def close(self) -> None:
         """Stop all threads, then release the rings."""
+        super().close()
         self.abort()
         self._dispatcher.stop()
         for pool in (self._readers, self._writers):

@@ -7,6 +7,7 @@ parameter runs a collective while it is stepped, so all tensor-parallel peers mu
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -106,8 +107,9 @@ def plan_chunks(
 ) -> ChunkPlan:
     """Cut parameters into chunks and give each chunk a tier.
 
-    Parameters keep their order. The last ``1 - fraction`` of the state's bytes stays on the GPU, the host
-    budget is filled with chunks spread evenly over the rest, and what remains goes to disk.
+    Parameters keep their order. Of each domain, the last ``1 - fraction`` of the state's bytes stays on the
+    GPU (peers of one domain may own different parts of another, and must still cut alike); the host budget
+    is filled with chunks spread evenly over the rest, and what remains goes to disk.
 
     Args:
         parameters: In the optimizer's order.
@@ -120,13 +122,17 @@ def plan_chunks(
         The plan; every parameter is in exactly one chunk.
     """
     sizes = [_image_bytes(parameter) for parameter in parameters]
-    leaving = round(sum(sizes) * fraction)
+    left: Counter[Hashable] = Counter()
+    for parameter, size in zip(parameters, sizes, strict=True):
+        left[parameter.domain] += size
+    leaving = {domain: round(size * fraction) for domain, size in left.items()}
     groups: list[tuple[bool, list[int]]] = []
-    filled = seen = 0
+    filled = 0
+    seen: Counter[Hashable] = Counter()
     previous: tuple[Hashable, bool] | None = None
     for index, (parameter, size) in enumerate(zip(parameters, sizes, strict=True)):
-        leaves = seen + size <= leaving
-        seen += size
+        seen[parameter.domain] += size
+        leaves = seen[parameter.domain] <= leaving[parameter.domain]
         starts = (parameter.domain, leaves) != previous or (chunk_bytes > 0 and filled + size > chunk_bytes)
         if starts or not groups:
             groups.append((leaves, []))

@@ -15,12 +15,10 @@ class StallClock:
     around the wait for an arrival do. They are read once they have happened, which never blocks. On a CPU
     device work ends when the call returns, so the thread's own waiting is the stall.
 
-    Attributes:
-        seconds: Stalls so far, as far as they can be read without blocking.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.seconds = 0.0
+        self._seconds = 0.0
         self._device = device
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._began: torch.cuda.Event | float = 0.0
@@ -32,10 +30,16 @@ class StallClock:
     def end(self) -> None:
         """Call once the compute stream has been told to wait for the arrival."""
         if isinstance(self._began, float):
-            self.seconds += time.perf_counter() - self._began
+            self._seconds += time.perf_counter() - self._began
         else:
             self._pending.append((self._began, self._mark()))
             self._read()
+
+    @property
+    def seconds(self) -> float:
+        """Stalls so far, as far as they can be read without blocking."""
+        self._read()
+        return self._seconds
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -45,4 +49,4 @@ class StallClock:
     def _read(self) -> None:
         while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
             began, ended = self._pending.popleft()
-            self.seconds += began.elapsed_time(ended) / 1000
+            self._seconds += began.elapsed_time(ended) / 1000

@@ -31,9 +31,10 @@ class Window:
 
     def next_turn(self) -> int:
         """Hand out the right to use the window; turns are served in this order."""
-        turn = self._turn
-        self._turn += 1
-        self._emptied[turn] = []
+        with self._changed:
+            turn = self._turn
+            self._turn += 1
+            self._emptied[turn] = []
         return turn
 
     def empty_up_to(self, turn: int, nbytes: int, mark: torch.cuda.Event | None) -> None:

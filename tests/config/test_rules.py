@@ -189,6 +189,13 @@ CASES = [
         TWO_HUNDRED_GB_OF_HOST,
         ONE_GB_OF_HOST,
     ),
+    Case(
+        "host-headroom",
+        "offload=host",
+        "offload=host",
+        replace(TWO_HUNDRED_GB_OF_HOST, headroom_bytes=100 * 10**9),
+        replace(ONE_GB_OF_HOST, headroom_bytes=100 * 10**9),
+    ),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=1"),
     Case("staging", "offload.chunk_mb=64 offload.staging_mb=15", "offload.chunk_mb=64 offload.staging_mb=16"),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=0.5 offload=mapped"),

@@ -137,7 +137,15 @@ def test_a_rank_that_took_fewer_steps_fails(changes: dict[str, object]) -> None:
 def test_a_resumed_run_takes_only_the_steps_that_are_left() -> None:
     asked = config(steps=10)
     asked.resume.source = "/checkpoint"
-    assert verdict_of(asked, report(0, steps=5)).success
+    assert verdict_of(asked, report(0, steps=5, last_step=10)).success
+
+
+def test_a_resumed_run_that_ends_before_the_last_step_fails() -> None:
+    asked = config(steps=10)
+    asked.resume.source = "/checkpoint"
+    found = verdict_of(asked, report(0, steps=0, last_step=5))
+    assert found.exit_code == 4
+    assert "finished at step 5 of 10" in found.headline
 
 
 def test_torchrun_must_agree() -> None:

@@ -117,6 +117,24 @@ def test_weights_masters_and_momenta_are_those_of_the_resident_optimizer(
         child.offloader.close()
 
 
+@pytest.mark.parametrize("fraction", [0.4, 0.7])
+def test_lists_that_megatron_pairs_by_position_keep_the_optimizers_order(
+    base: Any, settings: OffloadSettings, fraction: float
+) -> None:
+    mine = make_model()
+    child = offloaded(base, replace(settings, fraction=fraction), mine)
+    try:
+        assert child.offloader.plan.of_tier(Tier.GPU)
+        halves = [parameter for parameter in mine if parameter.dtype is torch.bfloat16]
+        assert [id(p) for group in child.float16_groups for p in group] == [id(p) for p in halves]
+        masters = [id(p.main_param) for p in halves]  # type: ignore[attr-defined]
+        assert [id(p) for group in child.fp32_from_float16_groups for p in group] == masters
+        stepped = [id(p) for group in child.optimizer.param_groups for p in group["params"]]
+        assert stepped == [*masters, id(mine[-1])]
+    finally:
+        child.offloader.close()
+
+
 def test_parameter_groups_look_as_if_nothing_were_offloaded(base: Any, settings: OffloadSettings) -> None:
     mine, theirs = make_model(), make_model()
     child = offloaded(base, settings, mine)

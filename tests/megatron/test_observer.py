@@ -41,6 +41,7 @@ class Loop:
         def setup_model_and_optimizer() -> Any:
             return [], SimpleNamespace(chained_optimizers=[SimpleNamespace(optimizer=muon)]), None
 
+        monkeypatch.setattr(training, "get_args", lambda: SimpleNamespace(iteration=0))
         monkeypatch.setattr(training, "training_log", training_log)
         monkeypatch.setattr(training, "setup_model_and_optimizer", setup_model_and_optimizer)
 

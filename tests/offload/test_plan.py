@@ -102,18 +102,21 @@ def test_domains_never_share_a_chunk(parameters: list[ParameterSpec], given: dic
 
 
 @given(parameter_lists, settings)
-def test_the_fraction_leaves_the_gpu_and_the_rest_is_the_end_of_the_list(
+def test_the_fraction_of_each_domain_leaves_the_gpu_and_the_rest_is_its_end(
     parameters: list[ParameterSpec], given: dict[str, Any]
 ) -> None:
     plan = plan_chunks(parameters, **given)
     on_gpu = {index for chunk in plan.of_tier(Tier.GPU) for index in chunk.parameters}
-    leaving = [p for index, p in enumerate(parameters) if index not in on_gpu]
-    wanted = round(image_bytes(*parameters) * given["fraction"])
-    assert image_bytes(*leaving) <= wanted
-    assert on_gpu == set(range(len(leaving), len(parameters)))
-    if on_gpu:
-        # One parameter more would have been too many.
-        assert image_bytes(*leaving, parameters[len(leaving)]) > wanted
+    for domain in {parameter.domain for parameter in parameters}:
+        members = [index for index, parameter in enumerate(parameters) if parameter.domain == domain]
+        leaving = [parameters[index] for index in members if index not in on_gpu]
+        wanted = round(image_bytes(*(parameters[index] for index in members)) * given["fraction"])
+        assert image_bytes(*leaving) <= wanted
+        staying = members[len(leaving) :]
+        assert on_gpu.intersection(members) == set(staying)
+        if staying:
+            # One parameter more would have been too many.
+            assert image_bytes(*leaving, parameters[staying[0]]) > wanted
 
 
 @given(parameter_lists, settings)
@@ -176,3 +179,22 @@ def test_no_parameters_give_an_empty_plan(fraction: float) -> None:
     plan = plan_chunks([], chunk_bytes=100, fraction=fraction, host_bytes=0, disk=True)
     assert plan.chunks == ()
     assert plan.bytes_of(Tier.GPU, Tier.HOST, Tier.DISK) == 0
+
+
+@given(
+    dense=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    experts=st.lists(st.lists(st.integers(1, 400), max_size=8), min_size=2, max_size=2),
+    fraction=st.floats(0, 1),
+    chunk_bytes=st.sampled_from([0, 4096, 20_000]),
+)
+def test_peers_with_other_experts_visit_dense_parameters_in_the_same_order(
+    dense: list[int], experts: list[list[int]], fraction: float, chunk_bytes: int
+) -> None:
+    def visits(own: list[int]) -> list[int]:
+        parameters = [ParameterSpec(shape=(size,), domain=False) for size in dense]
+        parameters += [ParameterSpec(shape=(size,), domain=True) for size in own]
+        plan = plan_chunks(parameters, chunk_bytes=chunk_bytes, fraction=fraction, host_bytes=0, disk=True)
+        order = [*plan.of_tier(Tier.GPU), *plan.of_tier(Tier.HOST, Tier.DISK)]
+        return [index for chunk in order for index in chunk.parameters if index < len(dense)]
+
+    assert visits(experts[0]) == visits(experts[1])

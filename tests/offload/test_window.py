@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -83,3 +84,29 @@ def test_there_are_no_more_windows_than_chunks() -> None:
     chunks = plan_chunks(parameters, chunk_bytes=1, fraction=1.0, host_bytes=0, disk=True).chunks
     assert len(make_windows(chunks, 5, CPU)) == 2
     assert make_windows([], 3, CPU) == []
+
+
+def test_turns_are_handed_out_while_others_are_forgotten() -> None:
+    window = Window(8, CPU)
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def forget() -> None:
+        try:
+            while not stop.is_set():
+                window.forget_before(10**9)
+        except RuntimeError as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=forget)
+    thread.start()
+    try:
+        for _ in range(20_000):
+            window.next_turn()
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert errors == []

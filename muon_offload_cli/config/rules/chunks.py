@@ -14,7 +14,7 @@ from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.units import GIB, MIB, format_bytes
 
 DEFAULT_CHUNK_MB = 512
-# Size of one disk request (offload/mover.py, PIECE_BYTES).
+# Size of one disk request (offload/settings.py, PIECE_BYTES).
 REQUEST_MB = 8
 
 
@@ -24,7 +24,7 @@ def chunk_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
     chunk_mb = config.offload.chunk_mb
     if not in_range(chunk_mb, 0):
         yield Problem(
-            what=f"offload.chunk_mb={chunk_mb:g} is no size: it must be more than 0 and below 2**31.",
+            what=f"offload.chunk_mb={chunk_mb:g} is no size: it must be 0 or more and below 2**31.",
             fix=f"offload.chunk_mb={DEFAULT_CHUNK_MB}",
             keys=("offload.chunk_mb",),
         )
@@ -113,6 +113,26 @@ def host_fits(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
 
 
 @rule(
+    name="host-headroom",
+    reason="What other processes hold and a control group's limit count as well as the memory installed.",
+    machine=True,
+)
+def host_headroom(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse state in host memory beyond what this machine and its control groups can still give."""
+    room, needed = facts.headroom_bytes, facts.planned.host_bytes
+    if room is None or needed is None or needed <= room:
+        return
+    disk = config.offload.engine in (Engine.disk, Engine.mapped)
+    yield Problem(
+        what=f"{config.launcher.ranks_per_node} ranks would hold {format_bytes(needed)} in host memory, and "
+        f"this machine can still give {format_bytes(room)}.",
+        fix="offload.host_memory_gb=0" if disk else "offload.engine=disk",
+        keys=("offload.host_memory_gb", "offload.engine"),
+        exit_code=3,
+    )
+
+
+@rule(
     name="chunk-parameter",
     reason="A parameter is never cut, so a smaller chunk holds one parameter and windows grow to it.",
 )
@@ -137,7 +157,7 @@ def chunk_parameter(config: Config, written: Set[str], facts: MachineFacts) -> I
     name="staging", reason="Reading and writing each need one staging buffer of the size of a disk request."
 )
 def staging(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse a staging ring with less room than two disk requests (offload/offloader.py, _make_mover)."""
+    """Refuse a staging ring with less room than two disk requests (offload/settings.py, staging_rings)."""
     offload = config.offload
     if offload.engine is not Engine.disk or not in_range(offload.staging_mb, 0) or offload.staging_mb <= 0:
         return

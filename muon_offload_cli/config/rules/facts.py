@@ -118,6 +118,7 @@ class MachineFacts:
         directory: The offload directory; None if no engine uses one or it could not be chosen.
         files: Data files of the config by path as given.
         planned: What the plan says; the empty instance if there is none.
+        headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         cuda_available: Whether torch sees a GPU.
         num_gpus: GPUs that torch sees.
         megatron: The software that would train.
@@ -130,6 +131,7 @@ class MachineFacts:
     directory: DirectoryFacts | None = None
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     planned: PlannedFacts = PlannedFacts()
+    headroom_bytes: int | None = None
     cuda_available: bool | None = None
     num_gpus: int | None = None
     megatron: MegatronFacts | None = None
