@@ -6,6 +6,7 @@ code where a person can help, and 1 with a traceback in its log otherwise.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import sys
@@ -84,6 +85,10 @@ def _log_to(path: Path) -> None:
 if __name__ == "__main__":
     # Leave without waiting for threads of libraries: everything of ours is closed and written by now.
     code = main(sys.argv[1:])
+    # Except processes: Megatron's checkpoint writer starts one, which would outlive this one.
+    for child in multiprocessing.active_children():
+        child.terminate()
+        child.join(5)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
