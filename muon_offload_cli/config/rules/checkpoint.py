@@ -59,7 +59,7 @@ def weights_only(config: Config, written: Set[str], facts: MachineFacts) -> Iter
         yield Problem(
             what=f"resume.weights_only=true with resume={source or 'none'}: a new run that begins from "
             "weights needs the path of another run's checkpoint.",
-            fix="resume=/path/to/other/checkpoints",
+            fix="resume.source=/path/to/other/checkpoints",
             keys=("resume.weights_only", "resume.source"),
         )
 
