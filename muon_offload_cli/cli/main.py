@@ -5,11 +5,14 @@ Commands import what they need inside themselves, so that ``--help`` answers at 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from errno import EBADF, EIO, ENOSPC
 from typing import Annotated
 
 import typer
@@ -28,6 +31,8 @@ from muon_offload_cli.errors import UserError
 INTERRUPTED = 130
 # And for one whose reader went away (``| head``): 128 + SIGPIPE.
 BROKEN_PIPE = 128 + signal.SIGPIPE
+# Standard output lies on a drive that is full or broken: it does not fit this machine.
+OUTPUT_LOST = 3
 
 app = typer.Typer(
     name="muon-offload",
@@ -116,7 +121,7 @@ def run(arguments: Sequence[str]) -> int:
         typer.echo("interrupted", err=True)
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one boundary
-        return _usage_error(error) or _bug()
+        return _usage_error(error) or _unwritable(error) or _bug()
     return result if isinstance(result, int) else 0
 
 
@@ -143,6 +148,23 @@ def _usage_error(error: Exception) -> int | None:
     return code
 
 
+def _unwritable(error: Exception) -> int | None:
+    """Say that standard output takes no more and return the code; None if it is something else.
+
+    An error of a file names the file; one of a stream that is open already does not.
+    """
+    if (
+        not isinstance(error, OSError)
+        or error.errno not in (ENOSPC, EIO, EBADF)
+        or error.filename is not None
+    ):
+        return None
+    _discard_output()
+    with contextlib.suppress(OSError):
+        typer.echo(f"error: standard output cannot be written: {error.strerror}.", err=True)
+    return OUTPUT_LOST
+
+
 def _bug() -> int:
     traceback.print_exc()
     typer.echo("This is a bug in muon-offload; please report it with the lines above.", err=True)
@@ -151,12 +173,22 @@ def _bug() -> int:
 
 def main() -> None:
     """Run the command line of this process."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Closed by the shell (``>&-``): nothing that is said there has a reader.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - open until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            # A terminal that knows only ASCII gets question marks, not a traceback.
+            stream.reconfigure(errors="replace")
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()
         code = BROKEN_PIPE
+    except OSError as error:
+        code = _unwritable(error) or code
     sys.exit(code)
 
 

@@ -49,6 +49,8 @@ def torchrun_command(
         "torch.distributed.run",
         *_rendezvous(config),
         f"--nproc-per-node={config.launcher.ranks_per_node}",
+        # Without a folder of the run's own, torchrun leaves one in the temporary folder for every run.
+        f"--log-dir={folder.logs / 'torchrun'}",
         "-m",
         worker,
         str(folder.resolved),

@@ -99,14 +99,13 @@ def make_settings(
     if engine != "host":
         absolute = directory is not None and Path(directory).is_absolute()
         expect(absolute, "directory", directory, "an absolute folder on a node-local drive")
-    expect(math.isfinite(chunk_mb) and chunk_mb >= 0, "chunk_mb", chunk_mb, "0 or more MiB")
-    expect(0 <= fraction <= 1, "fraction", fraction, "a number from 0 to 1")
-    finite = math.isfinite(host_memory_gb) and host_memory_gb >= 0
-    expect(finite, "host_memory_gb", host_memory_gb, "0 or more GiB")
+    expect(_in_range(chunk_mb, 0, math.inf), "chunk_mb", chunk_mb, "0 or more MiB")
+    expect(_in_range(fraction, 0, 1), "fraction", fraction, "a number from 0 to 1")
+    expect(_in_range(host_memory_gb, 0, math.inf), "host_memory_gb", host_memory_gb, "0 or more GiB")
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     sharing = int(local_ranks) if ranks_per_node is None and local_ranks.isdecimal() else ranks_per_node
     expect(sharing is not None and sharing >= 1, "ranks_per_node", ranks_per_node, "1 or more")
-    expect(windows >= 2, "windows", windows, "2 or more, so that one is filled while another is stepped")
+    expect(isinstance(windows, int) and windows >= 1, "windows", windows, "1 or more")
     if problems or sharing is None:
         raise UserError(problems=problems)
     return OffloadSettings(
@@ -118,3 +117,8 @@ def make_settings(
         host_bytes=round(host_memory_gb * GIB) // sharing,
         windows=windows,
     )
+
+
+def _in_range(value: object, low: float, high: float) -> bool:
+    """Whether `value` is a finite number from `low` to `high`."""
+    return isinstance(value, int | float) and math.isfinite(value) and low <= value <= high

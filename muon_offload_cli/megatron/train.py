@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -54,6 +55,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
         stack.enter_context(plain_torch())
         # Megatron's parser reads the process's arguments and nothing else.
         stack.replace(sys, "argv", [sys.argv[0], *flags])
+        stack.replace(argparse.ArgumentParser, "error", _refuse_flag)
         observer.watch(stack)
         checkpoints = Checkpoints(config, observer)
         checkpoints.watch(stack)
@@ -72,6 +74,15 @@ def train(config: Config, device: str, observer: Observer) -> None:
                 raise
         observer.finish(digest=config.run.digest)
         torch.distributed.destroy_process_group()
+
+
+def _refuse_flag(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """Tell what Megatron's parser says of a value as the request's fault, on every rank alike."""
+    raise wrong(
+        f"Megatron's parser refuses a flag: {message}.",
+        "change the value of that flag in megatron.args, or the key that it comes from",
+        "megatron.args",
+    )
 
 
 def _pretrain(prepared: Any, *, transformer_engine: bool) -> None:

@@ -208,3 +208,27 @@ def test_the_page_of_rules_is_what_the_code_says() -> None:
     page = Path(__file__).parents[2] / "docs" / "rules.md"
     assert page.read_text() == as_markdown(), "make docs writes it"
     assert all(f"| `{rule.name}` |" in page.read_text() for rule in all_rules())
+
+
+def _say(arguments: str, redirect: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m muon_offload_cli.cli.main {arguments} {redirect}"
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=os.environ | environment, check=False
+    )
+
+
+def test_a_full_drive_under_standard_output_is_one_line() -> None:
+    done = _say("recipes", "> /dev/full")
+    assert done.returncode == 3
+    assert done.stderr == "error: standard output cannot be written: No space left on device.\n"
+
+
+def test_a_closed_standard_output_is_no_fault() -> None:
+    done = _say("recipes", ">&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_that_knows_only_ascii_gets_question_marks() -> None:
+    done = _say("disk-plan recipe=tiny", "", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "????" in done.stdout

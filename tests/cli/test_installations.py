@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_a_probe_that_failed_once_is_not_remembered(tmp_path: Path) -> None:
     files, _ = BROKEN["missing optimizers"]
     assert train(tmp_path, files).returncode == 3
     (tmp_path / "site" / "emerging_optimizers" / "__init__.py").unlink()
-    (tmp_path / "site" / "emerging_optimizers").rmdir()
+    shutil.rmtree(tmp_path / "site" / "emerging_optimizers")
     assert train(tmp_path, {}).returncode == 0
 
 

@@ -281,6 +281,11 @@ CASES = [
         "checkpoint.directory=/c checkpoint.keep=1",
     ),
     Case("checkpoint-numbers", "resume=/c resume.step=0", "resume=/c resume.step=1"),
+    Case(
+        "experts-saved-twice",
+        "checkpoint.directory=/c parallel.ep=1 parallel.etp=1",
+        "checkpoint.directory=/c parallel.ep=1 parallel.etp=2",
+    ),
     Case("checkpoint-nowhere", "checkpoint.interval=2", "checkpoint.interval=2 checkpoint.directory=/c"),
     Case("checkpoint-nowhere", "checkpoint.keep=2", "checkpoint.keep=2 checkpoint.directory=/c"),
     Case("checkpoint-nowhere", "resume=auto", "resume=auto checkpoint.directory=/c"),

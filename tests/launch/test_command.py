@@ -33,6 +33,7 @@ def test_one_node_meets_at_a_port_that_torchrun_binds_itself() -> None:
         "--standalone",
         "--local-addr=127.0.0.1",
         "--nproc-per-node=4",
+        "--log-dir=/runs/a run/logs/torchrun",
         "-m",
         "muon_offload_cli.megatron.worker",
         "/runs/a run/resolved.yaml",
@@ -119,6 +120,7 @@ def test_the_script_word_for_word() -> None:
         "  --standalone \\\n"
         "  --local-addr=127.0.0.1 \\\n"
         "  --nproc-per-node=1 \\\n"
+        "  '--log-dir=/runs/a run/logs/torchrun' \\\n"
         "  -m muon_offload_cli.megatron.worker \\\n"
         "  '/runs/a run/resolved.yaml' \\\n"
         "  '/runs/a run'\n"

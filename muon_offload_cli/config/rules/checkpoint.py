@@ -27,6 +27,26 @@ def numbers(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
             yield Problem(what=f"{key}={value}: it counts from 1.", fix=f"{key}=null", keys=(key,))
 
 
+@rule(
+    name="experts-saved-twice",
+    reason="Megatron lets every tensor-parallel rank write these experts' state, and then refuses the save.",
+)
+def experts_saved_twice(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse to save optimizer state where whole experts lie on every tensor-parallel rank."""
+    parallel, saving = config.parallel, config.checkpoint
+    etp = parallel.tp if parallel.etp is None else parallel.etp
+    if saving.directory is None or not saving.optimizer or config.model.moe.num_experts is None:
+        return
+    if parallel.ep == 1 and etp < parallel.tp:
+        yield Problem(
+            what=f"checkpoint.directory with parallel.ep=1 and parallel.etp={etp} below "
+            f"parallel.tp={parallel.tp}: every tensor-parallel rank would write the state of the same experts, "
+            "and the save fails.",
+            fix=f"parallel.etp={parallel.tp}",
+            keys=("checkpoint.directory", "parallel.etp", "parallel.tp", "parallel.ep"),
+        )
+
+
 @rule(name="checkpoint-nowhere", reason="Without a directory nothing is saved, whatever else is set.")
 def nowhere(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse settings of checkpoints without a place for them."""
