@@ -40,7 +40,7 @@ def experts_saved_twice(config: Config, written: Set[str], facts: MachineFacts) 
     if parallel.ep == 1 and etp < parallel.tp:
         yield Problem(
             what=f"checkpoint.directory with parallel.ep=1 and parallel.etp={etp} below "
-            f"parallel.tp={parallel.tp}: every tensor-parallel rank would write the state of the same experts, "
+            f"parallel.tp={parallel.tp}: every tensor-parallel rank would write the same experts' state, "
             "and the save fails.",
             fix=f"parallel.etp={parallel.tp}",
             keys=("checkpoint.directory", "parallel.etp", "parallel.tp", "parallel.ep"),
