@@ -121,8 +121,9 @@ class Checkpoints:
         return seal.nbytes
 
     def _seal(self, step: int, files: dict[str, FileSeal]) -> Seal:
-        from megatron.core import package_info
         from megatron.training import get_args
+
+        from muon_offload_cli.megatron.release import megatron_release
 
         args, offload = get_args(), self._config.offload
         return Seal(
@@ -143,7 +144,7 @@ class Checkpoints:
             chunk_mb=offload.chunk_mb,
             versions={
                 "muon_offload": _version(),
-                "megatron_core": package_info.__version__,
+                "megatron_core": megatron_release(),
                 "torch": torch.__version__,
             },
             files=files,

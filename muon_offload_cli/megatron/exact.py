@@ -227,7 +227,7 @@ def describe(config: Config, ranks: Sequence[int] | None = None) -> dict[str, An
     Raises:
         UserError: A rank beyond the world, or Megatron refuses the model; carries its reason.
     """
-    from megatron.core import package_info
+    from muon_offload_cli.megatron.release import megatron_release
 
     world_size = config.launcher.nodes * config.launcher.ranks_per_node
     beyond = [rank for rank in ranks or [] if not 0 <= rank < world_size]
@@ -240,7 +240,7 @@ def describe(config: Config, ranks: Sequence[int] | None = None) -> dict[str, An
             chosen = range(world_size) if ranks is None else ranks
             built = {str(rank): [asdict(entry) for entry in inventory(world, rank)] for rank in chosen}
             return {
-                "megatron_version": package_info.__version__,
+                "megatron_version": megatron_release(),
                 "transformer_engine": False,
                 "world_size": world_size,
                 "padded_vocab_size": world.args.padded_vocab_size,

@@ -18,6 +18,8 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
+from muon_offload_cli.megatron.release import megatron_release
+
 INSTALL_MEGATRON = 'pip install "megatron-core==0.19.2"'
 INSTALL_OPTIMIZERS = 'pip install "emerging-optimizers==0.3.0"'
 
@@ -86,7 +88,7 @@ def _look_at_megatron(answer: ProbeAnswer) -> None:
     except ImportError as error:
         answer.problems.append(_problem(f"megatron-core cannot be imported: {error}.", _package_of(error)))
         return
-    version = answer.megatron_version = str(package_info.__version__)
+    version = answer.megatron_version = megatron_release()
     answer.megatron_root = str(package_info.__file__ or "").partition("/megatron/core/")[0] or None
     try:
         from megatron.training.argument_utils import pretrain_cfg_container_from_args  # noqa: F401

@@ -60,9 +60,9 @@ def _train(config_path: Path, folder: Path, report: RankReport, report_path: Pat
     if device == "cpu":
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     report.device = torch.cuda.get_device_name(0) if device == "cuda" else "cpu"
-    from megatron.core import package_info
+    from muon_offload_cli.megatron.release import megatron_release
 
-    report.megatron_version = package_info.__version__
+    report.megatron_version = megatron_release()
     report.write(report_path)
     metrics = folder / "metrics" / f"rank_{report.rank}.jsonl"
     observer = Observer(report, report_path, metrics, config.offload.engine.name)
