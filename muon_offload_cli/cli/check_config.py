@@ -39,23 +39,10 @@ def check_config(
 
     Exits with 0 (fine), 2 (the request is wrong) or 3 (it does not fit this machine).
     """
-    from muon_offload_cli.cli.planning import plan_for_rules, settle_host_memory
-    from muon_offload_cli.config.compose import compose
-    from muon_offload_cli.config.gathering import gather_facts
-    from muon_offload_cli.config.locations import find_recipes
-    from muon_offload_cli.config.overrides import split_recipe
-    from muon_offload_cli.config.probing import needs_probe
-    from muon_offload_cli.config.rules import check
+    from muon_offload_cli.cli.prepare import judge
 
-    directories = recipe_dir or []
-    recipe, overrides = split_recipe(words or [], find_recipes(directories))
-    composition = compose(recipe, overrides, directories)
-    config = composition.config
-    local = here or config.cluster.name == "local"
-    remarks = settle_host_memory(config, here=local)
-    planned = plan_for_rules(config, composition.written)
-    facts = gather_facts(config, probe=needs_probe(config, here=local), write=here, planned=planned)
-    problems = [*check(config, composition.written, facts, here=local), *remarks]
+    judged = judge(words or [], recipe_dir or [], here=here)
+    config, problems = judged.config, judged.problems
     code = exit_code(problems, strict=strict)
     if json:
         typer.echo(problems_as_json(problems))

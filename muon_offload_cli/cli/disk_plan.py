@@ -63,7 +63,7 @@ def disk_plan(
     given = parse_bandwidth(bandwidth) if bandwidth is not None else None
     compute = _compute_seconds(forward_backward, run)
     _check_plot(plot)
-    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here, probe=exact)
+    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here)
     plan = planner.plan()
     fit = _fit(config, planner, plan, judged)
     known = given or _known_bandwidth(config, judged)
@@ -82,7 +82,7 @@ def disk_plan(
 
 
 def _prepare(
-    words: list[str], directories: list[Path], here: bool, *, probe: bool
+    words: list[str], directories: list[Path], here: bool
 ) -> tuple[Config, Planner, list[object], bool]:
     """Compose, refuse what check-config refuses, and take the inventory.
 
@@ -90,34 +90,20 @@ def _prepare(
         words: Recipe and overrides.
         directories: Folders of the user's own recipes.
         here: See ``--here``.
-        probe: Ask Megatron too, which takes seconds; `check-config` always does where a rule needs it.
 
     Returns:
         Config, planner, remarks of the rules, and whether this machine is the one that is judged.
     """
-    from muon_offload_cli.cli.planning import layers_of, settle_host_memory
-    from muon_offload_cli.config.compose import compose
-    from muon_offload_cli.config.gathering import gather_facts, resolve_directory
-    from muon_offload_cli.config.locations import find_recipes
-    from muon_offload_cli.config.overrides import split_recipe
-    from muon_offload_cli.config.probing import needs_probe
-    from muon_offload_cli.config.rules import check, refuses
-    from muon_offload_cli.errors import UserError
+    from muon_offload_cli.cli.planning import layers_of
+    from muon_offload_cli.cli.prepare import judge
+    from muon_offload_cli.config.gathering import resolve_directory
     from muon_offload_cli.planner.plan import Planner
 
-    recipe, overrides = split_recipe(words, find_recipes(directories))
-    composition = compose(recipe, overrides, directories)
-    config = composition.config
-    judged = here or config.cluster.name == "local"
-    remarks = settle_host_memory(config, here=judged)
     # Room on the drive is judged below, with the plan.
-    facts = gather_facts(config, probe=probe and needs_probe(config, here=judged))
-    problems = check(config, composition.written, facts, here=judged)
-    refused = refuses(problems)
-    if refused:
-        raise UserError(problems=refused)
-    resolve_directory(config)
-    return config, Planner(config, layers_of(config)), [*problems, *remarks], judged
+    judged = judge(words, directories, here=here, room=False)
+    judged.refuse()
+    config = resolve_directory(judged.config)
+    return config, Planner(config, layers_of(config)), list(judged.problems), judged.here
 
 
 def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
