@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -41,13 +42,7 @@ def misbehave(kind: str, after: int) -> None:
     if kind == "memory":
         from muon_offload_cli.megatron import train
 
-        class NotInstalled:
-            optimizers: tuple[Any, ...] = ()
-
-            def close(self) -> None:
-                """Nothing was installed."""
-
-        train.install = lambda *_: NotInstalled()  # type: ignore[assignment]
+        train.install = lambda *_: contextlib.nullcontext()  # type: ignore[assignment]
         return
     calls = {
         "read": lambda: failing_calls("preadv", errno.EIO, after=after),
