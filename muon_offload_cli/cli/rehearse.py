@@ -70,8 +70,12 @@ def rehearse_command(
     directory = Path(small.config.offload.directory or tempfile.gettempdir())
     directory.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="rehearsal-", dir=directory))
-    # Whatever raises leaves the folder with its logs, which say why.
-    found, code = _legs(small.config, scratch, lambda text: _say(json, text))
+    try:
+        found, code = _legs(small.config, scratch, lambda text: _say(json, text))
+    except UserError:
+        # It says what to change; after any other error the logs in the folder say why.
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
     if not found:
         shutil.rmtree(scratch, ignore_errors=True)
     for sentence in found:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import pytest
 
@@ -93,11 +93,16 @@ ONE_STAGE = (
 @pytest.mark.parametrize("words", [(), ONE_STAGE])
 def test_a_trillion_parameters_on_1024_ranks_take_seconds(words: tuple[str, ...]) -> None:
     began = time.process_time()
-    plan = planner("kimi_k2", *words).plan()
-    assert time.process_time() - began < 5
+    tracemalloc.start()
+    try:
+        plan = planner("kimi_k2", *words).plan()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 10, "5 s, and as much again for tracing memory"
     assert plan.parameters > 10**12
     assert len(plan.nodes) == 128
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1024**2
+    assert peak < 2**29
 
 
 def test_planning_imports_neither_torch_nor_megatron() -> None:
