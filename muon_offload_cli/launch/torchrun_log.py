@@ -15,7 +15,7 @@ _EXIT = re.compile(
 _ROOT = "Root Cause (first observed failure):"
 # From the agent itself, before it gathers the failures into the block above (api.py there).
 _FIRST = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)")
-# A virtual environment below the working folder is named as well: ``.venv/lib/python3.12/site-packages/torch``.
+# A virtual environment below the working folder is named too: ``.venv/lib/python3.12/site-packages/``.
 _AGENT_LINE = re.compile(r"^(?:\[rank\d+\]:)?[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?:\S*/)?torch/distributed/")
 
 
