@@ -11,8 +11,8 @@ NODE_RESERVE_BYTES = 2 * GIB
 """Left for the system and the page cache of data and logs."""
 
 RANK_RESERVE_BYTES = 4 * GIB
-"""Left for each rank's own memory: Python, torch, a CUDA context and the data loader take 2.4 GiB (anonymous
-memory of a rank without offloaded state, docs/lab-log.md), a checkpoint's buffers up to 1.5 GiB more."""
+"""Left for each rank's own memory: the launcher and one rank without state in host memory took 2.7 to 2.9 GB of
+anonymous memory on a GPU (docs/lab-log.md); the rest is room for checkpoints and larger data loaders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
