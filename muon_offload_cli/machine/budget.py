@@ -11,7 +11,7 @@ NODE_RESERVE_BYTES = 2 * GIB
 """Left for the system and the page cache of data and logs."""
 
 RANK_RESERVE_BYTES = 4 * GIB
-"""Left for each rank's own memory: the launcher and one rank without state in host memory took 2.7 to 2.9 GB of
+"""Left for each rank itself: the launcher and one rank without state in host memory took 2.7 to 2.9 GB of
 anonymous memory on a GPU (docs/lab-log.md); the rest is room for checkpoints and larger data loaders."""
 
 
