@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.megatron import native_contract
 from muon_offload_cli.megatron.muon_child import make_muon_child
+from muon_offload_cli.megatron.native import NativeInstallation
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.store import StoreError
 from muon_offload_cli.units import GIB, MIB
@@ -61,7 +63,9 @@ class Installation:
                 closing.callback(optimizer.offloader.close)
 
 
-def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = None) -> Installation:
+def install(
+    settings: OffloadSettings, on_built: Callable[[Any], None] | None = None
+) -> Installation | NativeInstallation:
     """Let every Muon optimizer that Megatron's layer-wise optimizer builds from now on offload its state.
 
     Args:
@@ -69,8 +73,14 @@ def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = 
         on_built: Called with each optimizer as it is built.
 
     Returns:
-        The installation; a second call replaces the settings for optimizers built later.
+        The installation; a second call replaces the settings for optimizers built later. With ``mapped`` and
+        a Megatron that brings a chunked offloader, that one is extended, and no offloader of ours is built.
+
+    Raises:
+        UserError: That offloader differs from what is relied upon.
     """
+    if settings.engine == "mapped" and native_contract.modules() is not None:
+        return NativeInstallation(settings, on_built)
     return Installation(settings, on_built)
 
 

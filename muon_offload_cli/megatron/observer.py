@@ -114,6 +114,8 @@ class Observer:
     def _step(self, arguments: dict[str, Any]) -> None:
         now = time.perf_counter()
         totals = self._count()
+        # Megatron's own offloader takes momenta off the device from the first step on.
+        self.report.disk_bytes = self._bytes(Tier.DISK)
         sweeps = min((offloader.sweeps for offloader in self._offloaders), default=0)
         self.report.steps += 1
         self.report.last_step = int(arguments["iteration"])

@@ -7,7 +7,6 @@ checkout of Megatron calls itself by the version of the last release.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import sys
@@ -18,7 +17,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from muon_offload_cli.megatron.release import megatron_release
+from muon_offload_cli.megatron.release import megatron_release, parser_flags
 
 INSTALL_MEGATRON = 'pip install "megatron-core==0.19.2"'
 INSTALL_OPTIMIZERS = 'pip install "emerging-optimizers==0.3.0"'
@@ -92,13 +91,12 @@ def _look_at_megatron(answer: ProbeAnswer) -> None:
     answer.megatron_root = str(package_info.__file__ or "").partition("/megatron/core/")[0] or None
     try:
         from megatron.training.argument_utils import pretrain_cfg_container_from_args  # noqa: F401
-        from megatron.training.arguments import add_megatron_arguments, parse_and_validate_args  # noqa: F401
+        from megatron.training.arguments import parse_and_validate_args  # noqa: F401
+
+        answer.flags = sorted(parser_flags())
     except ImportError as error:
         what = f"megatron-core {version} comes without the training loop that is used here: {error}."
         answer.problems.append(_problem(what, _package_of(error)))
-    else:
-        parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-        answer.flags = sorted(option for action in parser._actions for option in action.option_strings)
     try:
         from megatron.core.optimizer import layer_wise_optimizer, optimizer
     except ImportError as error:
