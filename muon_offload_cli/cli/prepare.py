@@ -12,7 +12,7 @@ from muon_offload_cli.config.gathering import gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
-from muon_offload_cli.config.rules import check, refuses
+from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine.devices import gpu_count
@@ -26,11 +26,13 @@ class Judged:
         config: Composed; `offload.host_memory_gb` is a number, and `device` settled if the run is to start.
         problems: All that was found, notes of what ``auto`` took included.
         here: Whether this machine was judged, and not the recipe's cluster.
+        facts: What was known of the machine.
     """
 
     config: Config
     problems: list[Problem]
     here: bool
+    facts: MachineFacts
 
     def refuse(self) -> None:
         """Raise `UserError` with every problem that forbids the run, if any does."""
@@ -47,10 +49,12 @@ class Prepared:
         config: Resolved: `device` and `offload.host_memory_gb` are no longer ``auto``, `offload.directory` is
             set if it is read.
         remarks: Warnings and notes of the rules.
+        facts: What is known of the machine.
     """
 
     config: Config
     remarks: list[Problem]
+    facts: MachineFacts
 
 
 def judge(
@@ -86,7 +90,7 @@ def judge(
         planned=planned if room else replace(planned, needed_bytes=None),
     )
     problems = check(config, composition.written, facts, here=local)
-    return Judged(config=config, problems=[*problems, *remarks], here=local)
+    return Judged(config=config, problems=[*problems, *remarks], here=local, facts=facts)
 
 
 def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepared:
@@ -97,7 +101,7 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     """
     judged = judge(words, recipe_directories, here=True, start=True)
     judged.refuse()
-    return Prepared(config=resolve_directory(judged.config), remarks=judged.problems)
+    return Prepared(config=resolve_directory(judged.config), remarks=judged.problems, facts=judged.facts)
 
 
 def _choose_device(config: Config, num_gpus: int) -> list[Problem]:

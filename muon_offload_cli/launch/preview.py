@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from muon_offload_cli.config.rules.unread import OFFLOAD_KEYS
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.unread import NATIVE_KEYS, keys_read
 from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.units import MIB, format_bytes
@@ -14,8 +15,10 @@ _STATE_LIVES = {
     Engine.disk: "on disk",
 }
 
+NOTHING_KNOWN = MachineFacts()
 
-def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
+
+def preview(config: Config, folder: RunFolder, facts: MachineFacts = NOTHING_KNOWN) -> list[tuple[str, str]]:
     """Return the lines that are shown before a run starts.
 
     The recipe's description is not among them: an override may have made it untrue.
@@ -27,14 +30,14 @@ def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
         ("data", _data(config)),
         ("training", _training(config)),
         ("optimizer", _optimizer(config)),
-        ("muon state", _offload(config)),
+        ("muon state", _offload(config, facts)),
     ]
     if config.resume.source is not None:
         lines.append(("resume from", config.resume.source))
     if config.checkpoint.directory is not None:
         lines.append(("checkpoints", _checkpoint(config)))
     if config.megatron.path is not None:
-        lines.append(("megatron", config.megatron.path))
+        lines.append(("megatron", str(facts.megatron or config.megatron.path)))
     if config.megatron.entrypoint is not None:
         lines.append(("entrypoint", config.megatron.entrypoint))
     if config.megatron.args:
@@ -106,10 +109,11 @@ def _optimizer(config: Config) -> str:
     return text
 
 
-def _offload(config: Config) -> str:
+def _offload(config: Config, facts: MachineFacts) -> str:
     offload = config.offload
     parts = []
-    for key in OFFLOAD_KEYS[offload.engine]:
+    read = keys_read(offload.engine, facts)
+    for key in read:
         value = getattr(offload, key)
         if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and str(value) in ("0", "0.0")):
             continue
@@ -124,7 +128,10 @@ def _offload(config: Config) -> str:
             parts.append(f"{value or 'the default directory'}")
         else:
             parts.append(f"{key}={value}")
-    return _join(f"engine {offload.engine.name}, {_STATE_LIVES[offload.engine]}", *parts)
+    lives = _STATE_LIVES[offload.engine]
+    if read is NATIVE_KEYS:
+        lives += " of Megatron's own offloader"
+    return _join(f"engine {offload.engine.name}, {lives}", *parts)
 
 
 def _checkpoint(config: Config) -> str:

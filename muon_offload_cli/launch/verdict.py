@@ -37,7 +37,8 @@ class RankVerdict:
         disk_bytes: Muon state on disk, alignment included.
         host_bytes: Muon state in host memory.
         gpu_bytes: Muon state on the training device between steps.
-        adam_state_bytes: State of the sibling optimizers, which stays on the training device.
+        adam_state_bytes: State of the sibling optimizers that stays on the training device.
+        adam_disk_bytes: State of theirs that lies on disk.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class RankVerdict:
     host_bytes: int = 0
     gpu_bytes: int = 0
     adam_state_bytes: int = 0
+    adam_disk_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +145,7 @@ def _judge_rank(
         host_bytes=report.host_bytes,
         gpu_bytes=report.gpu_bytes,
         adam_state_bytes=report.adam_state_bytes,
+        adam_disk_bytes=report.adam_disk_bytes,
     )
 
 

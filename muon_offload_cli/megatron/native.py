@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -43,11 +44,11 @@ def make_mapped_offloader(
     Returns:
         A subclass of `native`.
     """
-    directory = settings.directory
-    if directory is None:
+    if settings.directory is None:
         raise wrong(
             "mapped buffers need a directory", "offload.directory=/absolute/folder", "offload.directory"
         )
+    directory: Path = settings.directory
 
     class MappedOptimizerStateOffloader(native):  # type: ignore[misc]
         """Megatron's chunked offloader whose host tensors are the pages of files.

@@ -182,7 +182,11 @@ class Observer:
         """Complete the report after training; hashes need every tier to hold the current bytes."""
         for offloader in self._offloaders:
             offloader.synchronize()
-        self.report.adam_state_bytes = state_census.sibling_state_bytes(self._optimizer)
+        # Copies that Megatron's own offloader left under way.
+        torch.cuda.synchronize()
+        self.report.adam_disk_bytes = state_census.sibling_disk_bytes(self._optimizer)
+        resident = state_census.sibling_state_bytes(self._optimizer) - self.report.adam_disk_bytes
+        self.report.adam_state_bytes = max(0, resident)
         if digest:
             self.report.digests = state_census.digests(self._model, self._optimizer)
         self.report.finished = True

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import pytest
 
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.locations import find_recipes
-from muon_offload_cli.megatron.flags import megatron_flags
+from muon_offload_cli.megatron.flags import CHUNKED_OFFLOAD, LAYOUT_OPT_IN, megatron_flags
 
 
-def flags(*words: str, device: str = "cpu", transformer_engine: bool = False) -> dict[str, Any]:
+def flags(
+    *words: str, device: str = "cpu", transformer_engine: bool = False, known: Set[str] = frozenset()
+) -> dict[str, Any]:
     config = compose(words[0], words[1:]).config
-    listed = megatron_flags(config, device=device, transformer_engine=transformer_engine, data_prefix=None)
+    listed = megatron_flags(
+        config, device=device, transformer_engine=transformer_engine, data_prefix=None, known=known
+    )
     given: dict[str, list[str]] = {}
     for word in listed:
         if word.startswith("--"):
@@ -62,3 +67,22 @@ def test_the_fused_rotation_is_left_out_where_transformer_engine_refuses_it() ->
     assert "no-rope-fusion" in flags("moonlight_16b_a3b", device="cuda", transformer_engine=True)
     assert "no-rope-fusion" not in flags("kimi_k2", device="cuda", transformer_engine=True)
     assert "no-rope-fusion" in flags("kimi_k2")
+
+
+def test_the_layout_is_asked_for_in_the_parsers_own_words() -> None:
+    compact = ("tiny", "megatron.param_layout=false")
+    assert "no-use-layer-wise-param-layout" in flags(*compact)
+    assert not {name for name in flags("tiny") if "param-layout" in name}
+    assert not {name for name in flags(*compact, known={LAYOUT_OPT_IN}) if "param-layout" in name}
+    assert "use-layer-wise-param-layout" in flags("tiny", known={LAYOUT_OPT_IN})
+
+
+def test_a_native_offloader_gets_our_keys_for_mapped_alone() -> None:
+    known = {CHUNKED_OFFLOAD}
+    given = flags("tiny", "offload=mapped", "offload.fraction=0.5", known=known)
+    assert "chunked-optimizer-state-offload" in given
+    # tiny's 0.5 MiB: whole MiB alone, and 0 would mean everything at once.
+    assert given["optimizer-state-offload-chunk-size-mb"] == "1"
+    assert given["optimizer-state-offload-fraction"] == "0.5"
+    assert not {name for name in flags("tiny", known=known) if "state-offload" in name}
+    assert not {name for name in flags("tiny", "offload=mapped") if "state-offload" in name}
