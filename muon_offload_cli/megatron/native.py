@@ -141,12 +141,16 @@ class NativeInstallation:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
+    def leave_configs_alone(self) -> None:
+        """Let optimizer configs say by themselves whether they ask for offload."""
+        self._config.__post_init__ = self._post_init
+
     def close(self) -> None:
         """Give Megatron its class back; buffers in use live as long as their tensors."""
         if getattr(self._modules[0], native_contract.CLASS) is self._class:
             for module in self._modules:
                 setattr(module, native_contract.CLASS, self._native)
-            self._config.__post_init__ = self._post_init
+            self.leave_configs_alone()
         for offloader in self._offloaders:
             offloader.buffers.close()
 
