@@ -82,6 +82,7 @@ class StateOffloader:
             fraction=settings.fraction,
             host_bytes=settings.host_bytes,
             disk=settings.engine != "host",
+            windows=settings.windows,
         )
         self._parameters = parameters
         self._device = device
