@@ -81,7 +81,7 @@ def test_planned_bytes_equal_what_running_ranks_reported(words: tuple[str, ...])
 
 
 def test_traffic_equals_what_steps_of_a_run_moved() -> None:
-    # `train recipe=tiny train.steps=5 offload.chunk_mb=1`: every rank read 11829248 and 11796480 bytes in turn.
+    # `train recipe=tiny train.steps=5 offload.chunk_mb=1`: a rank read 11829248 and 11796480 bytes in turn.
     traffic = planner("tiny", "offload.chunk_mb=1").plan().heaviest.figures.traffic
     assert traffic.read == traffic.written == (11829248 + 11796480) // 2
 
