@@ -17,7 +17,8 @@ from muon_offload_cli.storage.buffer import HostBuffer, address_of
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.memory import MemoryStore
-from muon_offload_cli.storage.piece_writer import PIECE_BYTES, PieceWriter, Sources
+from muon_offload_cli.storage.piece_writer import PieceWriter
+from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
 from muon_offload_cli.storage.store import Store
 
 SIZE = 3 * PIECE_BYTES
