@@ -12,7 +12,7 @@ import io
 import queue
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,6 @@ class Incoming:
         self._folder = folder
         self._files = seal.files if seal else {}
         self._sources = sources
-        self._placing = Placing(sources)
 
     def replace_in(self, stack: Substitutions) -> None:
         """Read through this object until `stack` is closed."""
@@ -145,8 +144,9 @@ class Incoming:
 
         def read_data(reader: Any, plan: Any, planner: Any) -> Any:
             try:
-                self._read(reader, plan, planner)
-                self._placing.finish()
+                with closing(Placing()) as placing:
+                    self._read(reader, plan, planner, placing)
+                    placing.finish()
             except DamagedFile as error:
                 raise damaged(error.path, error.how) from error
             done: torch.futures.Future[None] = torch.futures.Future()
@@ -155,7 +155,7 @@ class Incoming:
 
         stack.replace(FileSystemReader, "read_data", read_data)
 
-    def _read(self, reader: Any, plan: Any, planner: Any) -> None:
+    def _read(self, reader: Any, plan: Any, planner: Any, placing: Placing) -> None:
         from torch.distributed.checkpoint.planner import LoadItemType
 
         places = {id(item): reader.storage_data[item.storage_index] for item in plan.items}
@@ -193,10 +193,10 @@ class Incoming:
                     planner.load_bytes(item, loaded)
                     continue
                 target = planner.resolve_tensor(item).detach()
-                self._put(target, _narrowed(loaded, item))
+                self._put(target, _narrowed(loaded, item), placing)
                 planner.commit_tensor(item, target)
 
-    def _put(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
+    def _put(self, target: torch.Tensor, tensor: torch.Tensor, placing: Placing) -> None:
         if target.size() != tensor.size():
             raise ValueError(f"a tensor of {list(tensor.size())} is no {list(target.size())}")
         address = target.data_ptr() if target.device.type == "cpu" and target.numel() else 0
@@ -204,10 +204,10 @@ class Incoming:
         if found is not None and found[0].direct:
             if target.is_contiguous() and target.dtype == tensor.dtype:
                 data = tensor.contiguous().flatten().view(torch.uint8).numpy()
-                self._placing.put(*found, memoryview(data))
+                placing.put(*found, memoryview(data))
                 return
             # Through the mapping: no direct write may be under way in a page that it faults in.
-            self._placing.drain()
+            placing.drain()
         target.copy_(tensor)
 
 

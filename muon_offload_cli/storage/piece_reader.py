@@ -87,7 +87,7 @@ class PieceReader:
         length, digest = self._pieces[index]
         begin = self._ends[index] - length
         start = begin // ALIGNMENT * ALIGNMENT
-        with self._sources.scratch() as memory:
+        with self._sources.scratch.lend() as memory:
             self._fill(memory, start, begin + length)
             data = memory[begin - start :][:length]
             if digest and xxhash.xxh3_64_hexdigest(data) != digest:

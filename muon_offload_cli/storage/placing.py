@@ -8,11 +8,12 @@ are read, changed and written at the end: then nobody else writes there.
 from __future__ import annotations
 
 from collections import defaultdict
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from muon_offload_cli.storage.buffer import copy_bytes
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
-from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
+from muon_offload_cli.storage.ring import StagingRing
+from muon_offload_cli.storage.sources import PIECE_BYTES
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import round_up
 
@@ -21,14 +22,15 @@ MOST_WAITING = 16
 
 
 class Placing:
-    """Writes under way to direct stores.
+    """Writes under way to direct stores, with threads and buffers of their own: reads go on beside them.
 
     Args:
-        sources: Threads and buffers.
+        threads: Pieces under way at once.
     """
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(self, threads: int = 4) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="muon-place")
+        self._ring = StagingRing(threads, PIECE_BYTES, pin=False)
         self._waiting: set[Future[None]] = set()
         self._edges: dict[tuple[Store, int], list[tuple[int, bytes]]] = defaultdict(list)
 
@@ -45,14 +47,14 @@ class Placing:
                 self._settle()
             extent = Extent(start, min(PIECE_BYTES, last - start))
             part = source[start - offset :][: extent.nbytes]
-            self._waiting.add(self._sources.pool.submit(self._write, store, extent, part))
+            self._waiting.add(self._pool.submit(self._write, store, extent, part))
         for low, high in ((offset, min(first, end)), (max(first, last), end)):
             if low < high:
                 page = low // ALIGNMENT * ALIGNMENT
                 self._edges[store, page].append((low - page, bytes(source[low - offset : high - offset])))
 
     def _write(self, store: Store, extent: Extent, source: memoryview) -> None:
-        with self._sources.scratch() as memory:
+        with self._ring.lend() as memory:
             copy_bytes(memory[: extent.nbytes], source)
             store.write_from(extent, memory[: extent.nbytes])
 
@@ -69,7 +71,7 @@ class Placing:
     def finish(self) -> None:
         """Wait until everything is written; raises StoreError."""
         self.drain()
-        with self._sources.scratch() as memory:
+        with self._ring.lend() as memory:
             for (store, page), parts in self._edges.items():
                 extent = Extent(page, ALIGNMENT)
                 store.read_into(extent, memory[:ALIGNMENT])
@@ -77,3 +79,8 @@ class Placing:
                     memory[offset : offset + len(data)] = data
                 store.write_from(extent, memory[:ALIGNMENT])
         self._edges.clear()
+
+    def close(self) -> None:
+        """Stop the threads and give the buffers back; what `finish` did not wait for may be lost."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._ring.close()

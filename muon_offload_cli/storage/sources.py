@@ -27,16 +27,17 @@ class Sources:
     Attributes:
         pool: The threads.
         ring: Buffers of a piece each, one more than there are threads: one is filled meanwhile.
+        scratch: A buffer for each thread, of a piece and a page at each end: a tensor may begin anywhere,
+            direct I/O may not.
     """
 
-    def __init__(self, stores: Sequence[Store], threads: int = 6) -> None:
+    def __init__(self, stores: Sequence[Store], threads: int = 8) -> None:
         self._ranges = [
             (start, start + store.size, store) for store in stores for start in (store.view_address(),)
         ]
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="muon-save")
         self.ring = StagingRing(threads + 1, PIECE_BYTES, pin=False)
-        # One page more than a piece at each end: a tensor may begin anywhere, direct I/O may not.
-        self._scratch = StagingRing(threads, PIECE_BYTES + 2 * ALIGNMENT, pin=False)
+        self.scratch = StagingRing(threads, PIECE_BYTES + 2 * ALIGNMENT, pin=False)
 
     def find(self, data: memoryview) -> tuple[Store, int] | None:
         """Return the store that `data` is a view of and the offset there; None for any other memory."""
@@ -50,15 +51,6 @@ class Sources:
         return None
 
     @contextmanager
-    def scratch(self) -> Iterator[memoryview]:
-        """Lend a thread of the pool a buffer of a piece and a page at each end."""
-        slot = self._scratch.acquire()
-        try:
-            yield slot.memory
-        finally:
-            self._scratch.release(slot)
-
-    @contextmanager
     def reading(self, store: Store, offset: int, nbytes: int) -> Iterator[memoryview]:
         """Read at most a piece of a direct store, from any offset; the bytes are there inside the context.
 
@@ -67,7 +59,7 @@ class Sources:
         """
         start = offset // ALIGNMENT * ALIGNMENT
         extent = Extent(start, round_up(offset + nbytes, ALIGNMENT) - start)
-        with self.scratch() as memory:
+        with self.scratch.lend() as memory:
             store.read_into(extent, memory[: extent.nbytes])
             yield memory[offset - start :][:nbytes]
 
@@ -75,7 +67,7 @@ class Sources:
         """Stop the threads and give the buffers back."""
         self.pool.shutdown(wait=True, cancel_futures=True)
         self.ring.close()
-        self._scratch.close()
+        self.scratch.close()
 
     def __enter__(self) -> Self:
         return self

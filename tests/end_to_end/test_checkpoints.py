@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from muon_offload_cli.checkpoints.listing import content_fault, list_checkpoints
+from muon_offload_cli.checkpoints.listing import content_fault, has_optimizer, list_checkpoints
 from muon_offload_cli.checkpoints.names import SAVING, SEAL, step_folder
 from muon_offload_cli.records import RankReport
 from tests.end_to_end import runs
@@ -266,9 +266,15 @@ def test_weights_alone_begin_a_new_run_and_masters_follow_them(
         "optimizer.lr=1e-30",
         "optimizer.weight_decay=0",
         "train.steps=2",
+        *saving(tmp_path / "weights"),
+        "checkpoint.optimizer=false",
     )
     assert run.exit_code == 0, run.output
     assert [record.step for record in run.records(0)] == [1, 2]
+    (kept,) = list_checkpoints(tmp_path / "weights")
+    assert (kept.complete, has_optimizer(kept)) == (True, False)
+    # Of 14 bytes a parameter, two.
+    assert kept.size < seal_bytes(single.checkpoints) / 4
     assert run.reports[0].digests["weights"] == single.run.reports[0].digests["weights"]
 
 

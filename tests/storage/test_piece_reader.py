@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Iterator
@@ -118,8 +119,7 @@ def store(tmp_path: Path) -> Iterator[DirectStore]:
 def test_neighbours_that_share_pages_are_placed_side_by_side(store: DirectStore, cuts: list[int]) -> None:
     places = [0, *(512 * cut for cut in sorted(cuts))]
     expected = bytearray(store.view(Extent(0, store.size)))
-    with Sources([store]) as sources:
-        placing = Placing(sources)
+    with contextlib.closing(Placing()) as placing:
         for number, (start, end) in enumerate(pairwise(places)):
             # The last byte of each range is left alone, as between two ranges of a chunk.
             data = bytes([number + 1]) * (end - start - 1)
