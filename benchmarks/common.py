@@ -22,7 +22,9 @@ def train_command(recipe: str, overrides: list[str], way: str, folder: Path, *wo
         words: What this run has beyond others.
     """
     engine, _, budget = way.partition(":")
-    given = [f"recipe={recipe}", *overrides, f"offload={engine}", f"run.directory={folder}", *words]
+    # What only an offloader reads is refused where there is none.
+    read = [word for word in overrides if engine != "none" or not word.startswith("offload.")]
+    given = [f"recipe={recipe}", *read, f"offload={engine}", f"run.directory={folder}", *words]
     if engine in ("mapped", "disk"):
         given += [f"offload.directory={folder.parent / 'state'}"]
     if budget:
