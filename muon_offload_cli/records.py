@@ -95,11 +95,13 @@ class RankReport:
         steps_from_backend: Steps whose Muon state was taken from `engine` in full.
         saves: Checkpoints saved.
         saved_step: Step of the newest one.
-        save_flush_s: Seconds spent waiting for write-back before saves, all saves together.
-        save_write_s: Seconds from there to the sealed checkpoint, all saves together.
+        save_flush_s: Seconds that the newest save waited for write-back.
+        save_write_s: Seconds from there to the sealed checkpoint.
+        save_memory_bytes: Most that this process's resident memory grew by during any save.
         save_bytes: Size of the newest checkpoint, all ranks together.
         loaded_step: Step of the checkpoint that the run went on from.
         load_s: Seconds that loading it took.
+        load_memory_bytes: Most that this process's resident memory grew by meanwhile.
         stopped_at: Step after which the run ended on request (SIGTERM), once it was saved; 0: it did not.
         finished: Whether training ended by itself.
         digests: Hashes of final weights, masters and momenta by kind, if asked for.
@@ -131,9 +133,11 @@ class RankReport:
     saved_step: int = 0
     save_flush_s: float = 0.0
     save_write_s: float = 0.0
+    save_memory_bytes: int = 0
     save_bytes: int = 0
     loaded_step: int = 0
     load_s: float = 0.0
+    load_memory_bytes: int = 0
     stopped_at: int = 0
     finished: bool = False
     digests: dict[str, str] = field(default_factory=dict)

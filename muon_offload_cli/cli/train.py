@@ -23,7 +23,6 @@ from muon_offload_cli.launch.follow import Event
 from muon_offload_cli.launch.job import Outcome, run_job
 from muon_offload_cli.launch.post_mortem import Evidence, MachineFigures, PostMortem, explain
 from muon_offload_cli.launch.preview import preview
-from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.launch.summary import Ends, summarize
 from muon_offload_cli.launch.tail import last_lines
 from muon_offload_cli.launch.verdict import STOPPED_EARLY, Verdict, judge
@@ -55,8 +54,7 @@ def train_command(
     """
     prepared = prepare(words, recipe_directories)
     started, base = datetime.now(), Path.cwd()
-    config, chosen = settle_checkpoints(prepared.config, base)
-    remarks = [*prepared.remarks, *chosen]
+    config, remarks = prepared.config, prepared.remarks
     planned = planned_folder(config, now=started, base=base)
     text = script_text(config, planned, base)
     if dry_run:

@@ -92,8 +92,8 @@ class TrainView:
         if report.rank == 0 and report.saved_step > self._saved:
             self._saved = report.saved_step
             self._console.print(
-                f"saved step {report.saved_step} ({format_bytes(report.save_bytes)}; {report.saves} so far: "
-                f"{report.save_write_s:.1f} s of writing, {report.save_flush_s:.1f} s of write-back)"
+                f"saved step {report.saved_step} ({format_bytes(report.save_bytes)}: "
+                f"{report.save_flush_s:.1f} s of write-back, {report.save_write_s:.1f} s of writing)"
             )
         for note in report.notes:
             if note not in self._said:

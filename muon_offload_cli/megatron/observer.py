@@ -156,27 +156,29 @@ class Observer:
             parts.append(f"{format_bytes(self.report.gpu_bytes)} on the device")
         return ", ".join(parts)
 
-    def saved(self, step: int, *, flush_s: float, write_s: float, nbytes: int) -> None:
+    def saved(self, step: int, *, flush_s: float, write_s: float, nbytes: int, grown: int) -> None:
         """Record a checkpoint; its time is not part of the next step."""
         report = self.report
         report.saves += 1
         report.saved_step = step
-        report.save_flush_s += flush_s
-        report.save_write_s += write_s
+        report.save_flush_s = flush_s
+        report.save_write_s = write_s
         report.save_bytes = nbytes
+        report.save_memory_bytes = max(report.save_memory_bytes, grown)
         print(
             f"saved step {step}: {flush_s:.2f} s of waiting for write-back, "
-            f"{write_s:.2f} s of writing {format_bytes(nbytes)}",
+            f"{write_s:.2f} s of writing {format_bytes(nbytes)}; memory grew by {format_bytes(grown)}",
             flush=True,
         )
         self.write()
         self._last = time.perf_counter()
 
-    def loaded(self, step: int, seconds: float) -> None:
+    def loaded(self, step: int, seconds: float, grown: int) -> None:
         """Record that the run goes on from a checkpoint."""
+        self.report.load_memory_bytes = grown
         self.report.loaded_step = step
         self.report.load_s = seconds
-        print(f"loaded step {step} in {seconds:.2f} s", flush=True)
+        print(f"loaded step {step} in {seconds:.2f} s; memory grew by {format_bytes(grown)}", flush=True)
         self.write()
 
     def stopped(self, step: int) -> None:
