@@ -192,7 +192,7 @@ def _cannot_create(directory: Path, error: OSError) -> UserError:
 def _no_room(mount: Mount, needed: int, owner: str, error: OSError) -> UserError:
     """Say how much is missing; called after the partly reserved file was closed, so that its blocks count."""
     need = f"{owner} needs {format_bytes(needed)} on {mount.directory} ({mount.kind})"
-    elsewhere = f"set {_KEY} to a larger mount, or raise the data-parallel size"
+    elsewhere = f"set {_KEY} to a larger mount (of several, leave this one out), or raise data parallelism"
     if error.errno == errno.EFBIG:
         return does_not_fit(
             f"{need}, where a file of that size is not allowed: {describe_errno(error)}.",
