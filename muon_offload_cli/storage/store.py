@@ -68,6 +68,7 @@ class Store(ABC):
         path: Directory that the bytes lie in, or all of them with commas between; empty for host memory.
         on_disk: The bytes lie on a drive.
         direct: Reads and writes pass the page cache by; buffers must be aligned.
+        slowest_s: Seconds that the slowest system call of a read or write took so far.
     """
 
     def __init__(self, *, size: int, path: str, on_disk: bool, direct: bool) -> None:
@@ -75,6 +76,7 @@ class Store(ABC):
         self.path = path
         self.on_disk = on_disk
         self.direct = direct
+        self.slowest_s = 0.0
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
