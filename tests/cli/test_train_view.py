@@ -33,7 +33,7 @@ def config(engine: Engine) -> Config:
     made.train.steps, made.train.sequence_length, made.train.global_batch = 30, 128, 16
     made.optimizer.lr = 1e-3
     made.model.name, made.model.num_layers, made.model.hidden_size = "m", 2, 64
-    made.offload.engine, made.offload.directory = engine, "/nvme"
+    made.offload.engine, made.offload.directory = engine, ["/nvme"]
     return made
 
 
