@@ -106,6 +106,27 @@ def test_a_pipe_gets_whole_lines_and_a_whole_table(capsys: pytest.CaptureFixture
     assert "…" not in out
 
 
+@pytest.mark.parametrize(
+    ("directories", "named"),
+    [
+        (("/nvme0/x", "/nvme1/x"), True),
+        (("/nvme0/x, /nvme1/x",) * 2, True),
+        (("/nvme0/x", "/nvme0/x"), False),
+    ],
+)
+def test_the_table_names_directories_where_there_are_several(
+    capsys: pytest.CaptureFixture[str], directories: tuple[str, ...], named: bool
+) -> None:
+    rows = [
+        RankVerdict(rank=rank, fine=True, verdict="fine", directory=directory)
+        for rank, directory in enumerate(directories)
+    ]
+    view = TrainView(make_console(), total_steps=30)
+    view.table(Verdict(success=True, exit_code=0, headline="h", ranks=rows), "disk")
+    out = capsys.readouterr().out
+    assert [directory in out for directory in directories] == [named] * 2
+
+
 def test_a_note_of_all_ranks_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
     view = TrainView(make_console(), total_steps=30)
     for rank in range(4):
