@@ -9,6 +9,7 @@ From a training program of one's own, before the optimizer is built::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ __all__ = ["install"]
 
 def install(
     *,
-    directory: str | Path | None = None,
+    directory: str | Path | Sequence[str | Path] | None = None,
     engine: str = "disk",
     chunk_mb: float = 512,
     fraction: float = 1.0,
@@ -35,7 +36,9 @@ def install(
     the settings for optimizers that are built later.
 
     Args:
-        directory: Absolute folder on a node-local drive, for ``mapped`` and ``disk``; created if missing.
+        directory: Absolute folder on a node-local drive, for ``mapped`` and ``disk``; created if missing. A
+            list of folders, one a drive, shares the state out evenly: ranks are spread over them where
+            `ranks_per_node` is a multiple of their number, and each rank's file is striped otherwise.
         engine: ``host``, ``mapped`` or ``disk``.
         chunk_mb: MiB of state that move as one unit; 0: everything at once.
         fraction: Part of the state's bytes that leaves the device, 0 to 1.

@@ -87,7 +87,7 @@ class RankReport:
         chunks: Chunks of the plan.
         build_gpu_peak_bytes: Peak allocated device memory while the optimizer was built, the model with its
             gradient buffers included.
-        directory: Where the bytes on disk are; empty if none.
+        directory: Where the bytes on disk are, several directories with commas between; empty if none.
         direct_io: Whether the disk is reached with O_DIRECT.
         notes: Sentences that a person should see (a fallback, for example).
         steps: Optimizer steps taken.

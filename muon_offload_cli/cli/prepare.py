@@ -85,7 +85,7 @@ def judge(
         config,
         probe=start or (needs_probe(config, here=local) and (ask or local)),
         write=here and room,
-        planned=planned if room else replace(planned, needed_bytes=None),
+        planned=planned if room else replace(planned, directory_bytes=()),
     )
     problems = check(config, composition.written, facts, here=local)
     if local and not _resumes_wrongly(problems):

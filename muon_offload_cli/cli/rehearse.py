@@ -67,7 +67,7 @@ def rehearse_command(
     for sentence in small.kept:
         _say(json, f"  kept    {sentence}")
     _say(json, f"  shrunk  {', '.join(map(str, small.changes))}")
-    directory = Path(small.config.offload.directory or tempfile.gettempdir())
+    directory = Path((small.config.offload.directory or [tempfile.gettempdir()])[0])
     directory.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="rehearsal-", dir=directory))
     try:

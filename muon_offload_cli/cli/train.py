@@ -134,13 +134,13 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
 
 @contextlib.contextmanager
 def _state_folder_removed(config: Config) -> Iterator[None]:
-    """Remove the state's folder if the run made it: a rank that is killed cannot do that itself."""
-    folder = Path(config.offload.directory) if config.offload.directory else None
-    ours = folder is not None and not folder.exists()
+    """Remove the state's folders that the run made: a rank that is killed cannot do that itself."""
+    folders = [Path(directory) for directory in config.offload.directory or ()]
+    ours = [folder for folder in folders if not folder.exists()]
     try:
         yield
     finally:
-        if folder is not None and ours:
+        for folder in ours:
             # Not there, or not empty because somebody else uses it: both are fine.
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -168,7 +168,8 @@ def evidence_of(config: Config, folder: RunFolder, outcome: Outcome, kills_befor
     """
     ranks = local_ranks(config)
     kills = memory.oom_kills()
-    directory = config.offload.directory or ""
+    free = {folder: _free_bytes(folder) for folder in config.offload.directory or ()}
+    fullest = min(free, key=lambda folder: free[folder] or 0, default="")
     return Evidence(
         ranks=ranks,
         total_steps=config.train.steps,
@@ -183,8 +184,8 @@ def evidence_of(config: Config, folder: RunFolder, outcome: Outcome, kills_befor
             oom_kills=None if kills is None or kills_before is None else kills - kills_before,
             memory_limit_bytes=memory.inspect().limit_bytes,
             memory_peak_bytes=memory.peak_of_cgroup(),
-            disk_directory=directory,
-            disk_free_bytes=_free_bytes(directory),
+            disk_directory=fullest,
+            disk_free_bytes=free.get(fullest),
         ),
     )
 

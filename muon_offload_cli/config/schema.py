@@ -200,8 +200,8 @@ class OffloadConfig:
 
     Attributes:
         engine: ``none``, ``host``, ``mapped`` or ``disk``.
-        directory: Absolute folder on a node-local drive; null: ``$SCRATCH/muon_offload`` or
-            ``/tmp/muon_offload_<uid>``.
+        directory: Absolute folder on a node-local drive, or a list of them, one a drive, which get equal
+            parts; null: ``$SCRATCH/muon_offload`` or ``/tmp/muon_offload_<uid>``.
         chunk_mb: MiB of state that move as one unit; 0: everything at once.
         fraction: Part of the state's bytes that leaves the device, 0 to 1.
         host_memory_gb: GiB of host memory a node that hold state for good before the disk is used:
@@ -214,7 +214,7 @@ class OffloadConfig:
     """
 
     engine: Engine = Engine.disk
-    directory: str | None = None
+    directory: list[str] | None = None
     chunk_mb: float = 512
     fraction: float = 1.0
     host_memory_gb: str = "0"

@@ -85,4 +85,4 @@ def _advice(config: Config, bound: Bound) -> str:
                 return "offload.engine=disk"
             if float(config.offload.host_memory_gb) == 0:
                 return "offload.host_memory_gb=auto"
-            return f"train.global_batch={2 * config.train.global_batch}, or a directory on faster drives"
+            return f"train.global_batch={2 * config.train.global_batch}, or offload.directory on more drives"

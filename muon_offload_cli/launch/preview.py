@@ -5,6 +5,7 @@ from __future__ import annotations
 from muon_offload_cli.config.rules.unread import OFFLOAD_KEYS
 from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
 from muon_offload_cli.launch.folder import RunFolder
+from muon_offload_cli.offload.directories import describe
 from muon_offload_cli.units import MIB, format_bytes
 
 _STATE_LIVES = {
@@ -121,7 +122,9 @@ def _offload(config: Config) -> str:
             shown = "all at once" if value == 0 else format_bytes(value * MIB)
             parts.append(f"{key.removesuffix('_mb')} {shown}")
         elif key == "directory":
-            parts.append(f"{value or 'the default directory'}")
+            parts.append(", ".join(value or ["the default directory"]))
+            if shared := describe(len(value or ()), config.launcher.ranks_per_node):
+                parts.append(shared)
         else:
             parts.append(f"{key}={value}")
     return _join(f"engine {offload.engine.name}, {_STATE_LIVES[offload.engine]}", *parts)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.megatron.muon_child import make_muon_child
+from muon_offload_cli.offload.directories import directories_of
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.store import StoreError
 from muon_offload_cli.units import GIB, MIB
@@ -65,7 +66,7 @@ def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = 
     """Let every Muon optimizer that Megatron's layer-wise optimizer builds from now on offload its state.
 
     Args:
-        settings: Engine, budgets, directory.
+        settings: Engine, budgets, directories.
         on_built: Called with each optimizer as it is built.
 
     Returns:
@@ -76,7 +77,7 @@ def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = 
 
 def make_settings(
     *,
-    directory: str | Path | None,
+    directory: str | Path | Sequence[str | Path] | None,
     engine: str,
     chunk_mb: float,
     fraction: float,
@@ -96,13 +97,20 @@ def make_settings(
             problems.append(Problem(what=f"install({name}={value!r}): want {wanted}.", keys=(name,)))
 
     expect(engine in ENGINES, "engine", engine, " or ".join(ENGINES))
+    given = [directory] if isinstance(directory, str | Path) else list(directory or ())
+    directories = [Path(each) for each in given]
     if engine != "host":
-        absolute = directory is not None and Path(directory).is_absolute()
-        expect(absolute, "directory", directory, "an absolute folder on a node-local drive")
+        fine = bool(directories) and all(each.is_absolute() for each in directories)
+        expect(
+            fine and len(set(directories)) == len(directories),
+            "directory",
+            directory,
+            "an absolute folder on a node-local drive, or a list of such folders, each once",
+        )
     expect(_in_range(chunk_mb, 0, math.inf), "chunk_mb", chunk_mb, "0 or more MiB")
     expect(_in_range(fraction, 0, 1), "fraction", fraction, "a number from 0 to 1")
     expect(_in_range(host_memory_gb, 0, math.inf), "host_memory_gb", host_memory_gb, "0 or more GiB")
-    local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    local_ranks, local_rank = os.environ.get("LOCAL_WORLD_SIZE", "1"), os.environ.get("LOCAL_RANK", "0")
     sharing = int(local_ranks) if ranks_per_node is None and local_ranks.isdecimal() else ranks_per_node
     expect(sharing is not None and sharing >= 1, "ranks_per_node", ranks_per_node, "1 or more")
     expect(isinstance(windows, int) and windows >= 1, "windows", windows, "1 or more")
@@ -110,7 +118,9 @@ def make_settings(
         raise UserError(problems=problems)
     return OffloadSettings(
         engine=engine,
-        directory=None if directory is None else Path(directory),
+        directories=directories_of(
+            directories, ranks=sharing, local_rank=int(local_rank) if local_rank.isdecimal() else 0
+        ),
         # Rounded up: 0 bytes would mean one chunk of everything.
         chunk_bytes=math.ceil(chunk_mb * MIB),
         fraction=fraction,

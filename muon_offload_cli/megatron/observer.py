@@ -16,6 +16,9 @@ from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.records import RankReport, StepRecord
 from muon_offload_cli.units import format_bytes
 
+STALL_S = 5.0
+"""A request of 8 MiB takes milliseconds; drives that reset or collect garbage take seconds."""
+
 
 class Observer:
     """Records what this rank does; owns its metrics file and its report.
@@ -91,10 +94,12 @@ class Observer:
             store = offloader.stores.get(Tier.DISK)
             if store is not None:
                 report.directory, report.direct_io = store.path, store.direct
-                if self._engine == "disk" and not store.direct:
-                    report.notes.append(
-                        f"{store.path} refuses direct I/O: reads and writes go through the page cache"
-                    )
+                report.notes += [
+                    f"{part.path} refuses direct I/O: reads and writes go through the page cache"
+                    for part in store.parts
+                    if self._engine == "disk" and not part.direct
+                ]
+        report.notes += {offloader.near.note for offloader in self._offloaders if offloader.near.note}
         self.write()
         # Filling the tiers is not part of the first step.
         for offloader in self._offloaders:
@@ -189,6 +194,13 @@ class Observer:
         """Complete the report after training; hashes need every tier to hold the current bytes."""
         for offloader in self._offloaders:
             offloader.synchronize()
+        self.report.notes += [
+            f"{part.path} took {part.slowest_s:.1f} s for one request: the drive stalled, and a step waited"
+            for offloader in self._offloaders
+            for store in offloader.stores.values()
+            for part in store.parts
+            if part.slowest_s >= STALL_S
+        ]
         self.report.adam_state_bytes = state_census.sibling_state_bytes(self._optimizer)
         if digest:
             self.report.digests = state_census.digests(self._model, self._optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -65,7 +66,8 @@ def train(config: Config, device: str, observer: Observer) -> None:
                 observer.built(optimizer)
                 checkpoints.built(optimizer)
 
-            stack.enter_context(install(offload_settings(config), built))
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            stack.enter_context(install(offload_settings(config, local_rank=local_rank), built))
         try:
             _pretrain(prepared, transformer_engine=transformer_engine)
         except SystemExit as leaving:

@@ -65,22 +65,37 @@ NS_WITHOUT_QUINTIC = MachineFacts(
     megatron=MegatronFacts(newton_schulz={"quintic": frozenset(), "cans": frozenset({5})})
 )
 TWO_HUNDRED_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=200 * 2**30))
+LARGE_RINGS = MachineFacts(
+    planned=PlannedFacts(host_bytes=200 * 2**30, staging_bytes=200 * 2**30), headroom_bytes=10**11
+)
 ONE_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=2**30))
 LARGE_PARAMETER = MachineFacts(
     planned=PlannedFacts(largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20))
 )
 
 
-def on_disk(**changes: object) -> MachineFacts:
-    values: dict[str, object] = {
-        "path": Path("/d/s"),
-        "nearest": Path("/d"),
-        "exists": False,
-        "mount_point": Path("/d"),
-    }
+def on_disks(*each: dict[str, object]) -> MachineFacts:
+    directories = []
+    for number, changes in enumerate(each):
+        root = Path(f"/d{number or ''}")
+        values: dict[str, object] = {
+            "path": root / "s",
+            "nearest": root,
+            "exists": False,
+            "mount_point": root,
+            "device": number,
+        }
+        directories.append(DirectoryFacts(**(values | changes)))  # type: ignore[arg-type]
     return MachineFacts(
-        directory=DirectoryFacts(**(values | changes)), planned=PlannedFacts(needed_bytes=1000)
-    )  # type: ignore[arg-type]
+        directories=tuple(directories), planned=PlannedFacts(directory_bytes=(1000,) * len(each))
+    )
+
+
+def on_disk(**changes: object) -> MachineFacts:
+    return on_disks(changes)
+
+
+TWO = "offload.directory=[/d/s,/d1/s]"
 
 
 @dataclass
@@ -196,6 +211,15 @@ CASES = [
         replace(TWO_HUNDRED_GB_OF_HOST, headroom_bytes=100 * 10**9),
         replace(ONE_GB_OF_HOST, headroom_bytes=100 * 10**9),
     ),
+    Case(
+        "host-headroom",
+        "offload.host_memory_gb=200",
+        "offload.host_memory_gb=200",
+        replace(TWO_HUNDRED_GB_OF_HOST, headroom_bytes=16 * 10**9, memory_limit_bytes=16 * 2**30),
+        replace(ONE_GB_OF_HOST, headroom_bytes=16 * 10**9, memory_limit_bytes=16 * 2**30),
+    ),
+    Case("host-headroom", "offload.staging_mb=300000", "", LARGE_RINGS, ONE_GB_OF_HOST),
+    Case("host-fits", "offload.staging_mb=300000 cluster=h200_x1", "", LARGE_RINGS, ONE_GB_OF_HOST),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=1"),
     Case("staging", "offload.chunk_mb=64 offload.staging_mb=15", "offload.chunk_mb=64 offload.staging_mb=16"),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=0.5 offload=mapped"),
@@ -630,6 +654,51 @@ CASES = [
     Case("directory-writable", "", "", on_disk(writable=False, exists=True), on_disk(exists=True)),
     Case("directory-keeps", "", "", on_disk(write_error="came back changed"), on_disk(write_error="")),
     Case("directory-space", "", "", on_disk(free_bytes=999), on_disk(free_bytes=1000)),
+    Case("directory-space", TWO, TWO, on_disks({"free_bytes": 1000}, {"free_bytes": 999}), on_disk()),
+    # Each filesystem by itself, and one that two of them share by what both need.
+    Case(
+        "directory-space",
+        TWO,
+        TWO,
+        on_disks({"free_bytes": 1999}, {"free_bytes": 1999, "device": 0}),
+        on_disks({"free_bytes": 1000}, {"free_bytes": 1000}),
+    ),
+    Case("directory-list", "offload.directory=[/d/s,/d/s]", TWO),
+    Case("directory-list", "offload.directory=[/d/s,/e,/d//s]", "offload.directory=[/d/s,/d/s] offload=host"),
+    Case("directory-list", "'offload.directory=[]'", TWO),
+    Case(
+        "directory-absolute",
+        "offload.directory=[/d/s,a,b/c]",
+        TWO,
+        MachineFacts(working_directory=Path("/h")),
+    ),
+    Case("directory-memory", TWO, TWO, on_disks({}, {"is_memory": True, "kind": "tmpfs"}), on_disks({}, {})),
+    Case("directory-writable", TWO, TWO, on_disks({}, {"writable": False}), on_disks({}, {})),
+    Case("directory-drives", TWO, TWO, on_disks({}, {"device": 0}), on_disks({}, {}), Level.WARNING),
+    Case(
+        "directory-speed",
+        TWO,
+        TWO,
+        on_disks({"bytes_per_s": 5e9}, {"bytes_per_s": 3e9}),
+        on_disks({"bytes_per_s": 5e9}, {"bytes_per_s": 4.5e9}),
+        Level.NOTE,
+    ),
+    Case(
+        "directory-root",
+        "offload.directory=/d/s",
+        "",
+        on_disk(mount_point=Path("/")),
+        on_disk(mount_point=Path("/")),
+        Level.WARNING,
+    ),
+    Case(
+        "directory-root",
+        TWO,
+        TWO,
+        on_disks({}, {"mount_point": Path("/")}),
+        on_disks({}, {"mount_point": Path("/"), "exists": True}),
+        Level.WARNING,
+    ),
     Case("directory-network", "", "", on_disk(is_network=True, kind="nfs4"), on_disk(), Level.WARNING),
     Case("directory-overlay", "", "", on_disk(kind="overlay"), on_disk(), Level.NOTE),
     Case("direct-io", "", "", on_disk(direct_io=False), on_disk(direct_io=True), Level.WARNING),
@@ -677,7 +746,9 @@ def test_pasting_the_fix_makes_the_rule_pass(case: Case) -> None:
             assert not problem.fix or "=" not in problem.fix.split()[0] or problem.fix.endswith("=...")
             continue
         # Facts follow the directory and the plan: another one is judged on a machine that has it.
-        follows = problem.fix.startswith(("offload.directory=", "offload.engine=", "offload.host_memory_gb="))
+        follows = problem.fix.startswith(
+            ("offload.directory=", "offload.engine=", "offload.host_memory_gb=", "offload.staging_mb=")
+        )
         facts = case.good_facts if follows else case.bad_facts
         fixed = " ".join([case.bad, *map(shlex.quote, pasted)])
         assert problem.what not in {left.what for left in found_by(case, fixed, facts)}
@@ -718,6 +789,17 @@ def test_what_only_the_machine_can_tell_is_a_note_for_a_run_meant_for_elsewhere(
     assert levels["fraction-range"] is Level.ERROR
 
 
+def test_memory_that_is_not_there_is_told_with_what_takes_it_and_what_to_lower() -> None:
+    composition = composed("offload.staging_mb=300000")
+    (rings,) = rule_named("host-headroom")(composition.config, composition.written, LARGE_RINGS)
+    assert "200.00 GiB of it staging rings" in rings.what
+    assert rings.fix == "offload.staging_mb=192"
+    facts = replace(TWO_HUNDRED_GB_OF_HOST, headroom_bytes=15 * 2**30, memory_limit_bytes=16 * 2**30)
+    (budget,) = rule_named("host-headroom")(composition.config, composition.written, facts)
+    assert "under its control group's limit of 16.00 GiB" in budget.what
+    assert budget.fix == "offload.host_memory_gb=0"
+
+
 def test_errors_are_told_before_warnings_and_notes() -> None:
     composition = composed("data=mock offload.chunk_mb=0 offload.windows=0")
     levels = [p.level for p in check(composition.config, composition.written, NOTHING_KNOWN)]
@@ -728,10 +810,10 @@ def test_errors_are_told_before_warnings_and_notes() -> None:
 def test_a_disk_that_is_too_small_is_told_with_path_needed_and_free_and_does_not_fit() -> None:
     composition = composed("")
     facts = MachineFacts(
-        directory=DirectoryFacts(
-            path=Path("/m/s"), nearest=Path("/m"), mount_point=Path("/m"), free_bytes=2**26
+        directories=(
+            DirectoryFacts(path=Path("/m/s"), nearest=Path("/m"), mount_point=Path("/m"), free_bytes=2**26),
         ),
-        planned=PlannedFacts(needed_bytes=2**28),
+        planned=PlannedFacts(directory_bytes=(2**28,)),
     )
     (problem,) = refuses(check(composition.config, composition.written, facts))
     assert problem.exit_code == 3

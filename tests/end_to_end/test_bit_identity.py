@@ -85,18 +85,24 @@ def test_other_ways_through_megatron_are_bit_identical(
 ) -> None:
     if layout == "megatron_018" and not MEGATRON_018:
         pytest.skip("MUON_OFFLOAD_MEGATRON_018 names no unpacked megatron-core 0.18.2")
-    run = train(
-        tmp_path / "run", *PATHS[layout], "offload=disk", f"offload.directory={directory}", **more(layout)
-    )
+    spread = [f"{directory}", f"{directory}-b"] if layout == "older_path" else [f"{directory}"]
+    words = ("offload=disk", f"offload.directory=[{','.join(spread)}]")
+    run = train(tmp_path / "run", *PATHS[layout], *words, **more(layout))
     assert_same(resident.of(layout), run, "disk")
+    # Two ranks have a directory each where there are two.
+    assert [report.directory for report in run.reports.values()] == (spread * 2)[:2]
+    assert not any(Path(folder).exists() for folder in spread)
     version = "0.18.2" if layout == "megatron_018" else "0.19.2"
     assert {report.megatron_version for report in run.reports.values()} == {version}
 
 
-def test_three_tiers_at_once_are_bit_identical(tmp_path: Path, directory: Path, resident: Residents) -> None:
+def test_three_tiers_and_a_striped_disk_are_bit_identical(
+    tmp_path: Path, directory: Path, resident: Residents
+) -> None:
+    striped = [f"{directory}", f"{directory}-b", f"{directory}-c"]
     words = (
         "offload=disk",
-        f"offload.directory={directory}",
+        f"offload.directory=[{','.join(striped)}]",
         "offload.fraction=0.8",
         "offload.host_memory_gb=0.0003",
     )
@@ -105,3 +111,7 @@ def test_three_tiers_at_once_are_bit_identical(tmp_path: Path, directory: Path, 
     for report in run.reports.values():
         assert min(report.disk_bytes, report.host_bytes, report.gpu_bytes) > 0
         assert report.host_bytes <= 0.0003 * 2**30 / 2
+        assert report.directory == ", ".join(striped)
+    assert f"each rank's file is striped over all {len(striped)} directories" in run.output
+    assert [row["directory"] for row in run.summary["ranks"]] == [", ".join(striped)] * 2
+    assert not any(Path(folder).exists() for folder in striped)

@@ -41,7 +41,7 @@ def base() -> Any:
 def settings(tmp_path: Path) -> OffloadSettings:
     return OffloadSettings(
         engine="disk",
-        directory=directory_on_a_drive(tmp_path) / "state",
+        directories=(directory_on_a_drive(tmp_path) / "state",),
         chunk_bytes=4096,
         windows=2,
         staging_bytes=1 << 20,
@@ -287,6 +287,6 @@ def test_moving_the_state_by_hand_is_refused_with_a_fix(base: Any, settings: Off
 
 
 def test_a_directory_that_cannot_be_used_is_a_user_error(base: Any, settings: OffloadSettings) -> None:
-    given = replace(settings, directory=Path("/proc/nothing/here"))
+    given = replace(settings, directories=(Path("/proc/nothing/here"),))
     with pytest.raises(UserError):
         offloaded(base, given, make_model())

@@ -20,15 +20,18 @@ from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.piece_writer import PieceWriter
 from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
 from muon_offload_cli.storage.store import Store
+from muon_offload_cli.storage.striped import StripedStore
 
 SIZE = 3 * PIECE_BYTES
 
 
-@pytest.fixture(params=["direct", "memory"])
+@pytest.fixture(params=["direct", "striped", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made = (
-        DirectStore(tmp_path / "state", SIZE) if request.param == "direct" else MemoryStore(SIZE, pin=False)
-    )
+    made: Store = {
+        "direct": lambda: DirectStore(tmp_path / "state", SIZE),
+        "striped": lambda: StripedStore([tmp_path / "state", tmp_path / "state-b"], SIZE, DirectStore),
+        "memory": lambda: MemoryStore(SIZE, pin=False),
+    }[request.param]()
     with made, HostBuffer(SIZE) as buffer:
         buffer.memory[:] = os.urandom(SIZE)
         made.write_from(Extent(0, SIZE), buffer.memory)

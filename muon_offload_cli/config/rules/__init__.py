@@ -9,6 +9,7 @@ from muon_offload_cli.config.rules import (
     checkpoint,
     chunks,
     data,
+    directories,
     directory,
     exclusive,
     family,
@@ -61,6 +62,7 @@ _SUBJECTS = (
     data,
     machine,
     directory,
+    directories,
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.keys import leaf_types
+from muon_offload_cli.config.rules.directory import as_word
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
@@ -71,9 +72,10 @@ def offload_keys(config: Config, written: Set[str], facts: MachineFacts) -> Iter
             or not _is_set(config, key)
         ):
             continue
+        value = value_of(config, key)
+        shown = as_word(value) if isinstance(value, list) else value
         yield Problem(
-            what=f"{key}={value_of(config, key)} is written, and offload.engine={engine.name} never "
-            "reads it.",
+            what=f"{key}={shown} is written, and offload.engine={engine.name} never reads it.",
             fix="offload.engine=disk",
             keys=(key, "offload.engine"),
         )
