@@ -58,6 +58,7 @@ def gather_facts(
             directory = look_at_directory(path, write=write) if path.is_absolute() else None
         except UserError as error:
             problems += error.problems
+    script = config.megatron.entrypoint
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
     report = ProbeReport()
     if probe and not missing:
@@ -66,13 +67,14 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directory=directory,
-        files={path: _look_at_file(path) for path in data_files(config)},
+        files={path: _look_at_file(path) for path in [*data_files(config), *([script] if script else [])]},
         planned=planned,
         headroom_bytes=memory.inspect().headroom_bytes,
         cuda_available=report.cuda_available,
         num_gpus=report.num_gpus,
         megatron=report.megatron,
         megatron_missing=missing,
+        megatron_beside_script=_megatron_beside(script, config.megatron.path) if script else None,
         problems=(*problems, *report.problems),
         muon_problems=report.muon_problems,
     )
@@ -122,6 +124,15 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
                 )
             ]
         ) from error
+
+
+def _megatron_beside(script: str, megatron_path: str | None) -> str | None:
+    try:
+        folder = Path(script).expanduser().absolute().parent
+        used = None if megatron_path is None else Path(megatron_path).expanduser().resolve()
+        return None if folder.resolve() == used or missing_parts(str(folder)) else str(folder)
+    except (OSError, ValueError, RuntimeError):  # as for `_look_at_file`
+        return None
 
 
 def _look_at_file(name: str) -> FileFacts:

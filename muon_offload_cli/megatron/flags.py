@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, ModelConfig, MoeConfig
+from muon_offload_cli.config.schema import Config, DataSource, ModelConfig, MoeConfig
 from muon_offload_cli.config.vocabulary import vocabulary_size
 
 
@@ -198,6 +198,8 @@ def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
+    if config.data.source is DataSource.script:
+        return
     yield "tokenizer-type", "NullTokenizer"
     yield "vocab-size", vocabulary_size(config)
     if data_prefix is None:
