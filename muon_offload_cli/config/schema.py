@@ -35,7 +35,8 @@ class Engine(enum.Enum):
 class DataSource(enum.Enum):
     """Where tokens come from; ``stdlib`` is the source of the Python standard library, as bytes.
 
-    ``script``: `megatron.entrypoint` brings its own; no flag of data and none of the tokenizer is given.
+    ``script``: `megatron.entrypoint` brings its own, and gets no flag of data or of the tokenizer but the
+    size of the vocabulary.
     """
 
     stdlib = "stdlib"

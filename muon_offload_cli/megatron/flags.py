@@ -29,7 +29,7 @@ def megatron_flags(
         _training(config),
         _optimizer(config),
         _model(config),
-        _data(config, data_prefix),
+        _data(config, device, data_prefix),
         _device(config.model, device, transformer_engine),
         _checkpoint(config),
     )
@@ -197,17 +197,20 @@ def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
     yield "moe-grouped-gemm", moe.grouped_gemm
 
 
-def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
-    if config.data.source is DataSource.script:
+def _data(config: Config, device: str, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
+    yield "vocab-size", vocabulary_size(config)
+    scripts_own = config.data.source is DataSource.script
+    if device == "cpu" or not scripts_own:
+        # A loader's workers pin memory, which needs a driver.
+        yield "num-workers", 0
+    if scripts_own:
         return
     yield "tokenizer-type", "NullTokenizer"
-    yield "vocab-size", vocabulary_size(config)
     if data_prefix is None:
         yield "mock-data", True
     else:
         yield "data-path", [data_prefix]
     yield "split", "1,0,0"
-    yield "num-workers", 0
     yield "no-create-attention-mask-in-dataloader", True
 
 

@@ -183,7 +183,10 @@ class Observer:
     def _step(self, step: int, *, loss: float | None, grad_norm: Any, learning_rate: float | None) -> None:
         now = time.perf_counter()
         totals = self._count()
-        sweeps = min((offloader.sweeps for offloader in self._offloaders), default=0)
+        parts = [getattr(child, "offloader", None) for child in state_census.children(self._optimizer)]
+        # A program may have other optimizers, which step when it pleases them.
+        counted = [part for part in parts if part is not None] or self._offloaders
+        sweeps = min((offloader.sweeps for offloader in counted), default=0)
         self.report.steps += 1
         self.report.last_step = step
         from_backend = sweeps > self.report.steps_from_backend
