@@ -54,6 +54,7 @@ def gather_facts(
         except UserError as error:
             problems += error.problems
     host = memory.inspect()
+    script = config.megatron.entrypoint
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
     report = ProbeReport()
     if probe and not missing:
@@ -62,7 +63,7 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directories=tuple(directories),
-        files={path: _look_at_file(path) for path in data_files(config)},
+        files={path: _look_at_file(path) for path in [*data_files(config), *([script] if script else [])]},
         planned=planned,
         headroom_bytes=host.headroom_bytes,
         memory_limit_bytes=host.limit_bytes,
@@ -70,6 +71,7 @@ def gather_facts(
         num_gpus=report.num_gpus,
         megatron=report.megatron,
         megatron_missing=missing,
+        megatron_beside_script=_megatron_beside(script, config.megatron.path) if script else None,
         problems=(*problems, *report.problems),
         muon_problems=report.muon_problems,
     )
@@ -135,6 +137,15 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
                 )
             ]
         ) from error
+
+
+def _megatron_beside(script: str, megatron_path: str | None) -> str | None:
+    try:
+        folder = Path(script).expanduser().absolute().parent
+        used = None if megatron_path is None else Path(megatron_path).expanduser().resolve()
+        return None if folder.resolve() == used or missing_parts(str(folder)) else str(folder)
+    except (OSError, ValueError, RuntimeError):  # as for `_look_at_file`
+        return None
 
 
 def _look_at_file(name: str) -> FileFacts:

@@ -33,12 +33,17 @@ class Engine(enum.Enum):
 
 
 class DataSource(enum.Enum):
-    """Where tokens come from; ``stdlib`` is the source of the Python standard library, as bytes."""
+    """Where tokens come from; ``stdlib`` is the source of the Python standard library, as bytes.
+
+    ``script``: `megatron.entrypoint` brings its own, and gets no flag of data or of the tokenizer but the
+    size of the vocabulary.
+    """
 
     stdlib = "stdlib"
     text = "text"
     indexed = "indexed"
     mock = "mock"
+    script = "script"
 
 
 class Verify(enum.Enum):
@@ -422,17 +427,20 @@ class MegatronConfig:
 
     Attributes:
         path: A checkout that goes before the installed package; null: the installed package.
-        entrypoint: A training script of the user's own; null: ours.
+        entrypoint: A training script of the user's own; null: ours. It gets the flags of this configuration,
+            then `args`, then `script_args`.
         param_layout: Megatron's shard-aligned parameter layout with an Adam sibling
             (``false``: the older layer-wise path).
         args: Further Megatron flags by name without dashes, ``recompute_granularity: full``; true
             gives a flag alone.
+        script_args: Words that end the script's command line as they are: ``[--my_flag,3]``.
     """
 
     path: str | None = None
     entrypoint: str | None = None
     param_layout: bool = True
     args: dict[str, Any] = field(default_factory=dict)
+    script_args: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from muon_offload_cli.config.rules.unread import OFFLOAD_KEYS
 from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
 from muon_offload_cli.launch.folder import RunFolder
@@ -37,7 +39,8 @@ def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
     if config.megatron.path is not None:
         lines.append(("megatron", config.megatron.path))
     if config.megatron.entrypoint is not None:
-        lines.append(("entrypoint", config.megatron.entrypoint))
+        words = config.megatron.script_args
+        lines.append(("entrypoint", shlex.join([config.megatron.entrypoint, *words])))
     if config.megatron.args:
         shown = ", ".join(f"{name}={value}" for name, value in config.megatron.args.items())
         lines.append(("megatron args", shown))
@@ -87,6 +90,8 @@ def _data(config: Config) -> str:
             return f"indexed dataset {data.prefix}"
         case DataSource.mock:
             return "mock tokens"
+        case DataSource.script:
+            return "the script's own"
 
 
 def _training(config: Config) -> str:

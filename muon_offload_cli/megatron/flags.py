@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, ModelConfig, MoeConfig
+from muon_offload_cli.config.schema import Config, DataSource, ModelConfig, MoeConfig
 from muon_offload_cli.config.vocabulary import vocabulary_size
 
 
@@ -29,7 +29,7 @@ def megatron_flags(
         _training(config),
         _optimizer(config),
         _model(config),
-        _data(config, data_prefix),
+        _data(config, device, data_prefix),
         _device(config.model, device, transformer_engine),
         _checkpoint(config),
     )
@@ -197,15 +197,20 @@ def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
     yield "moe-grouped-gemm", moe.grouped_gemm
 
 
-def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
-    yield "tokenizer-type", "NullTokenizer"
+def _data(config: Config, device: str, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
     yield "vocab-size", vocabulary_size(config)
+    scripts_own = config.data.source is DataSource.script
+    if device == "cpu" or not scripts_own:
+        # A loader's workers pin memory, which needs a driver.
+        yield "num-workers", 0
+    if scripts_own:
+        return
+    yield "tokenizer-type", "NullTokenizer"
     if data_prefix is None:
         yield "mock-data", True
     else:
         yield "data-path", [data_prefix]
     yield "split", "1,0,0"
-    yield "num-workers", 0
     yield "no-create-attention-mask-in-dataloader", True
 
 

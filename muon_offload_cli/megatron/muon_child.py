@@ -9,7 +9,8 @@ model's weights does it go chunk by chunk. Facts about the base class are in doc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,14 +30,17 @@ MASTERS = "fp32_from_fp16_params"
 
 
 def make_muon_child(
-    base: type[Any], muon: type[Any], settings: OffloadSettings, on_built: Callable[[Any], None]
+    base: type[Any],
+    muon: type[Any],
+    settings: Callable[[], OffloadSettings],
+    on_built: Callable[[Any], None],
 ) -> type[Any]:
     """Make the class that stands for `base` where layer-wise wraps its children.
 
     Args:
         base: Megatron's `Float16OptimizerWithFloat16Params`.
         muon: The torch optimizer that is taken over; a child of any other class becomes a plain `base`.
-        settings: Engine, budgets, directory.
+        settings: Gives the next instance's engine, budgets, directory.
         on_built: Called with each instance once its state is in place.
 
     Returns:
@@ -49,6 +53,12 @@ def make_muon_child(
         A master's ``.data`` is a CPU view of its bytes between steps, a NaN placeholder on the device while
         gradients are prepared (a forgotten read shows itself), and a view of a window while it is stepped.
         Object identity of masters never changes: Megatron keys state by it.
+
+        Attributes:
+            offloader: Owner of the bytes.
+            close: Stops the offloader's threads and releases its memory and its file; masters are
+                placeholders from then on, also those that the model still holds. Happens by itself where the
+                optimizer is collected as garbage; a second call does nothing.
         """
 
         def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +86,7 @@ def make_muon_child(
                     )
                     for group, parameter in self._offloaded
                 ],
-                settings,
+                settings(),
                 device,
             )
             try:
@@ -85,6 +95,12 @@ def make_muon_child(
                 # Whoever builds an optimizer in vain has nothing to close.
                 self.offloader.close()
                 raise
+            stepped = weakref.ref(optimizer)
+            self.close = weakref.finalize(
+                self, _release, self.offloader, self._masters, self._placeholders, stepped, self._resting
+            )
+            # A process that ends leaves nothing behind, and its threads are joined before this could run.
+            self.close.atexit = False
             on_built(self)
 
         def _take_over(self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]) -> None:
@@ -272,3 +288,24 @@ def make_muon_child(
         restore_from_cpu = offload_to_cpu
 
     return OffloadedMuon
+
+
+def _release(
+    offloader: StateOffloader,
+    masters: Sequence[Any],
+    placeholders: Sequence[torch.Tensor],
+    stepped: weakref.ref[Any],
+    resting: tuple[list[torch.Tensor], list[torch.Tensor]],
+) -> None:
+    """Close `offloader`, and first drop every view of its bytes, which would keep them in memory or on disk.
+
+    A model keeps its masters (``main_param``) when its optimizer is gone.
+    """
+    optimizer = stepped()
+    for master, placeholder in zip(masters, placeholders, strict=True):
+        master.data = placeholder
+        if optimizer is not None:
+            optimizer.state.pop(master, None)
+    for views in resting:
+        views.clear()
+    offloader.close()

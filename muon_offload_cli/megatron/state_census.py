@@ -22,6 +22,15 @@ def children(optimizer: Any) -> Iterator[Any]:
         yield from children(child)
 
 
+def is_layer_wise(optimizer: Any) -> bool:
+    """Whether a layer-wise optimizer is in `optimizer`: only the Muon that it builds is taken over."""
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+
+    return isinstance(optimizer, LayerWiseDistributedOptimizer) or any(
+        map(is_layer_wise, getattr(optimizer, "chained_optimizers", ()))
+    )
+
+
 def is_muon(child: Any) -> bool:
     """Whether a leaf steps parameters with Muon."""
     from megatron.core.optimizer.emerging_optimizers import TensorParallelMuon

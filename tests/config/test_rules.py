@@ -56,6 +56,13 @@ FIXED_FLAGS = {
     "transformer_impl",
 }
 ARGS = "megatron.args."
+SCRIPT = "megatron.entrypoint=/my/pretrain.py"
+UNREADABLE = (
+    FileFacts(num_bytes=None),
+    FileFacts(num_bytes=0),
+    FileFacts(num_bytes=9, readable=False),
+    FileFacts(num_bytes=None, is_folder=True),
+)
 FIRST = f"{ARGS}decoder_first_pipeline_num_layers"
 LAST = f"{ARGS}decoder_last_pipeline_num_layers"
 VIRTUAL = f"{ARGS}num_virtual_stages_per_pipeline_rank"
@@ -339,7 +346,6 @@ CASES = [
     Case("unused-launcher-keys", "launcher.master_address=a", "launcher.master_address=a launcher.nodes=2"),
     Case("unused-checkpoint-keys", "checkpoint.interval=5", "checkpoint.interval=5 checkpoint.directory=/c"),
     Case("unused-checkpoint-keys", "checkpoint.optimizer=false", ""),
-    Case("unused-entrypoint", "megatron.entrypoint=/my/pretrain.py"),
     Case(
         "unused-optimizer-keys", "optimizer=adam megatron.param_layout=false", "megatron.param_layout=false"
     ),
@@ -375,6 +381,47 @@ CASES = [
         MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
         MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
     ),
+    Case(
+        "flag-unknown",
+        f"megatron.args.my_flag=1 {SCRIPT}",
+        f"megatron.args.recompute-granularity=full {SCRIPT}",
+        MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
+        MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
+        Level.NOTE,
+    ),
+    Case("flag-ours", "megatron.args.data_path=/a", f"{SCRIPT} data=script megatron.args.data_path=/a"),
+    Case("flag-ours", f"{SCRIPT} data=script megatron.args.train_iters=3", SCRIPT),
+    *(
+        Case(
+            "entrypoint-file",
+            SCRIPT,
+            SCRIPT,
+            MachineFacts(files={"/my/pretrain.py": bad}),
+            MachineFacts(files={"/my/pretrain.py": FileFacts(num_bytes=5)}),
+        )
+        for bad in UNREADABLE
+    ),
+    Case(
+        "entrypoint-checkout",
+        SCRIPT,
+        f"{SCRIPT} megatron.path=/my",
+        MachineFacts(megatron_beside_script="/my"),
+        MachineFacts(megatron_beside_script="/my"),
+    ),
+    Case(
+        "entrypoint-checkout",
+        f"{SCRIPT} megatron.path=/your",
+        SCRIPT,
+        MachineFacts(megatron_beside_script="/my"),
+    ),
+    Case("script-words", "megatron.script_args=[--a]", f"{SCRIPT} megatron.script_args=[--a,3]"),
+    Case(
+        "script-words",
+        f"{SCRIPT} megatron.script_args=[--num-layers,3]",
+        f"{SCRIPT} megatron.script_args=[lr]",
+    ),
+    Case("script-words", f"{SCRIPT} 'megatron.script_args=[\"--train_iters=9\"]'"),
+    Case("data-script", "data=script", f"data=script {SCRIPT}"),
     Case("world-size", "launcher.ranks_per_node=3", "launcher.ranks_per_node=6"),
     Case("world-size", "launcher.nodes=3 launcher.ranks_per_node=1 parallel.tp=2"),
     Case("expert-world-size", "launcher.ranks_per_node=6", "launcher.ranks_per_node=8"),
@@ -586,6 +633,8 @@ CASES = [
         )
     ),
     Case("vocabulary", "data=indexed data.prefix=/a", "data=indexed data.prefix=/a model.vocab_size=99"),
+    Case("data-flags", f"{ARGS}sft=true", f"{ARGS}sft=true {SCRIPT}"),
+    Case("vocabulary", f"data=script {SCRIPT}", f"data=script {SCRIPT} model.vocab_size=99"),
     Case("vocabulary", "model.vocab_size=256", "model.vocab_size=257"),
     *(
         Case(
@@ -595,12 +644,7 @@ CASES = [
             MachineFacts(files={"/a": bad}),
             MachineFacts(files={"/a": FileFacts(num_bytes=5)}),
         )
-        for bad in (
-            FileFacts(num_bytes=None),
-            FileFacts(num_bytes=0),
-            FileFacts(num_bytes=9, readable=False),
-            FileFacts(num_bytes=None, is_folder=True),
-        )
+        for bad in UNREADABLE
     ),
     Case(
         "data-files",

@@ -123,7 +123,7 @@ class MachineFacts:
     Attributes:
         working_directory: Folder that the command was started in.
         directories: The offload directories, in order; empty if no engine uses one or none could be chosen.
-        files: Data files of the config by path as given.
+        files: Data files and the script of the config by path as given.
         planned: What the plan says; the empty instance if there is none.
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         memory_limit_bytes: Limit of the control group that this process is in; None: none, or not known.
@@ -131,6 +131,8 @@ class MachineFacts:
         num_gpus: GPUs that torch sees.
         megatron: The software that would train.
         megatron_missing: Folders of a Megatron that are not below `megatron.path`.
+        megatron_beside_script: Folder of `megatron.entrypoint` if it holds a Megatron other than
+            `megatron.path`.
         problems: What gathering itself found: no Megatron, no place to default to.
         muon_problems: What keeps Muon from training here: a stub package, another layer-wise optimizer.
     """
@@ -145,5 +147,6 @@ class MachineFacts:
     num_gpus: int | None = None
     megatron: MegatronFacts | None = None
     megatron_missing: tuple[str, ...] = ()
+    megatron_beside_script: str | None = None
     problems: tuple[Problem, ...] = ()
     muon_problems: tuple[Problem, ...] = ()

@@ -152,18 +152,6 @@ def checkpoint_keys(config: Config, written: Set[str], facts: MachineFacts) -> I
             )
 
 
-@rule(name="unused-entrypoint", reason="Runs start in the program's own training loop.")
-def entrypoint(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse a training script of the user's own, which nothing starts yet."""
-    if config.megatron.entrypoint is not None:
-        yield Problem(
-            what=f"megatron.entrypoint={config.megatron.entrypoint}: training scripts of your own are not "
-            "supported yet.",
-            fix="megatron.entrypoint=null",
-            keys=("megatron.entrypoint",),
-        )
-
-
 @rule(name="unused-expert-keys", reason="A dense model has no experts to set up.")
 def expert_keys(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse keys of experts written for a model without any."""

@@ -62,7 +62,7 @@ def prepare(data: DataConfig) -> Prepared:
         UserError: Paths, prefix or cache folder cannot be used.
     """
     match data.source:
-        case DataSource.mock:
+        case DataSource.mock | DataSource.script:
             return Prepared(
                 prefix=None, vocab_size=VOCAB_SIZE, eod=END_OF_DOCUMENT, num_tokens=None, unigram_entropy=None
             )
