@@ -14,6 +14,7 @@ from typing import Any
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.rules.facts import MegatronFacts
+from muon_offload_cli.config.rules.flags import EVERYWHERE
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.machine.devices import gpu_count
@@ -50,7 +51,7 @@ def needs_probe(config: Config, *, here: bool) -> bool:
         here: The run is meant for this machine, so that its GPUs matter.
     """
     return (
-        bool(config.megatron.args)
+        any(name.replace("-", "_") not in EVERYWHERE for name in config.megatron.args)
         or config.megatron.path is not None
         or config.optimizer.name == "adaptive_muon"
         or (here and config.device is Device.cuda)

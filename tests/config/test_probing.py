@@ -78,6 +78,7 @@ def test_only_megatrons_own_flags_and_devices_need_the_probe() -> None:
     for word in ("megatron.args.x=1", "device=cuda", "megatron.path=/x"):
         assert needs_probe(compose("tiny", [word]).config, here=True)
     assert not needs_probe(compose("tiny", ["device=cuda"]).config, here=False)
+    assert not needs_probe(compose("tiny", ["megatron.args.recompute-method=uniform"]).config, here=True)
 
 
 GOOD = {"megatron_version": "0.19.2", "flags": ["--lr"], "torch_version": "2", "problems": []}
