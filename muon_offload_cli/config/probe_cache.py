@@ -1,9 +1,9 @@
 """What the probe of Megatron said last time, kept by what it was asked of.
 
 The answer is a matter of the installed files alone, so its key is a hash over the interpreter, and path, size
-and modification time of every file that it comes from, in the order of the search path. A cache that is damaged, belongs
-to another user or can be written by one is not read. Failing answers are not kept: what repairs them may not
-touch any of these files.
+and modification time of every file that it comes from, in the order of the search path. A cache that is
+damaged, belongs to another user or can be written by one is not read. Failing answers are not kept: what
+repairs them may not touch any of these files.
 """
 
 from __future__ import annotations

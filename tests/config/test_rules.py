@@ -445,6 +445,15 @@ CASES = [
         "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4",
         "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=1",
     ),
+    *(
+        Case("pipeline-layout", f"parallel.pp=2 '{ARGS}pipeline_model_parallel_layout=\"{bad}\"'")
+        for bad in ("Ett|ttx", "Ett|tL", "Et*3|(t|)*1L", "E(t)*99999999|tL", f"Et*{'9' * 5000}|L")
+    ),
+    Case(
+        "virtual-pipeline",
+        f"parallel.pp=2 {VIRTUAL}=2 {FIRST}=1",
+        f"parallel.pp=2 {VIRTUAL}=2 {FIRST}=2",
+    ),
     Case(
         "virtual-batches",
         f"parallel.pp=2 train.global_batch=2 {VIRTUAL}=2",
@@ -482,7 +491,6 @@ CASES = [
     Case("query-groups", "model.num_query_groups=3", "model.num_query_groups=2"),
     Case("top-k", "model.moe.topk=300"),
     Case("unused-expert-keys", "model=tiny_dense model.moe.topk=3", "model.moe.topk=3"),
-    Case("uneven-pipeline", "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4", "parallel.pp=2"),
     Case(
         "uneven-pipeline",
         "model.num_layers=5 parallel.pp=3 parallel.decoder_first_pipeline_num_layers=2",
