@@ -9,8 +9,6 @@ from muon_offload_cli.config.schema import Config
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.units import GIB, MIB
 
-AUTO = "auto"
-
 
 def offload_settings(config: Config) -> OffloadSettings:
     """Turn the config's units into one rank's settings; a node's budget is shared by its ranks.
@@ -24,7 +22,7 @@ def offload_settings(config: Config) -> OffloadSettings:
         # Rounded up: 0 bytes would mean one chunk of everything.
         chunk_bytes=math.ceil(offload.chunk_mb * MIB),
         fraction=offload.fraction,
-        host_bytes=round(float(offload.host_memory_gb) * GIB) // config.launcher.ranks_per_node,
+        host_bytes=round((offload.host_memory_gib or 0) * GIB) // config.launcher.ranks_per_node,
         windows=offload.windows,
         io_threads=offload.io_threads,
         staging_bytes=round(offload.staging_mb * MIB),
