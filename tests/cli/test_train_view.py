@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from muon_offload_cli.cli.train_view import TrainView, figures_of, make_console, printable
+from muon_offload_cli.cli.train_view import PIPE_WIDTH, TrainView, figures_of, make_console, printable
 from muon_offload_cli.config.schema import Config, DataSource, Engine
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder
@@ -104,6 +104,13 @@ def test_a_pipe_gets_whole_lines_and_a_whole_table(capsys: pytest.CaptureFixture
     assert out.startswith("step 7/30  loss 1.2500")
     assert reason in out
     assert "…" not in out
+
+
+def test_a_pipe_is_as_wide_as_its_reader_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert make_console().width == 70
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert make_console().width == PIPE_WIDTH
 
 
 def test_a_note_of_all_ranks_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
