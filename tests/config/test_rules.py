@@ -120,6 +120,10 @@ CASES = [
     Case("number-range", "optimizer.muon_num_ns_steps=0"),
     Case("number-range", "launcher.master_port=0"),
     Case("number-range", "model.hidden_size=99999999999"),
+    *(
+        Case("empty-path", f"{key}=")
+        for key in ("run.directory", "checkpoint.directory", "data.cache_directory", "megatron.path")
+    ),
     Case("node-rank", "launcher.nodes=2 launcher.node_rank=2", "launcher.nodes=2 launcher.node_rank=1"),
     Case(
         "meeting-point",
