@@ -100,11 +100,6 @@ class StagingRing:
                 self.waited_s += time.perf_counter() - began
             return self._take()
 
-    def try_acquire(self) -> Slot | None:
-        """Take a slot if one is free; raises RingClosed as `acquire` does."""
-        with self._changed:
-            return self._take() if self._free or self._closed else None
-
     def release(self, slot: Slot) -> None:
         """Give a slot back; nobody may be reading or writing it any more. Allowed after `close` and `abort`.
 
