@@ -105,7 +105,7 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> Rehea
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
     composition = compose(recipe, overrides, recipe_directories)
     real = composition.config
-    facts = gather_facts(real, probe=needs_probe(real, here=True))
+    facts = gather_facts(real, probe=needs_probe(real, here=False))
     _refuse(check(real, composition.written, facts, here=False))
     small = rehearse(real)
     if small.config.offload.host_memory_gib != 0:
