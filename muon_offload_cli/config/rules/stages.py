@@ -38,7 +38,9 @@ class Split:
     @property
     def is_whole(self) -> bool:
         """Whether every other stage gets the same whole number of layers, one at least."""
-        return (self.left > 0) == (self.others > 0) and self.left % max(self.others, 1) == 0 <= self.left
+        if self.others <= 0:
+            return self.left == self.others == 0
+        return self.left > 0 and self.left % self.others == 0
 
     @property
     def middle(self) -> int:
