@@ -17,7 +17,6 @@ from muon_offload_cli.machine.budget import host_budget
 from muon_offload_cli.machine.devices import gpu_count
 from muon_offload_cli.planner.pipeline import argument
 from muon_offload_cli.planner.plan import Planner
-from muon_offload_cli.planner.settings import AUTO
 from muon_offload_cli.planner.tensors import Layers
 from muon_offload_cli.units import GIB, MIB
 
@@ -44,7 +43,7 @@ def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
         A note of what was taken.
     """
     offload = config.offload
-    if offload.host_memory_gb != AUTO:
+    if offload.host_memory_gib is not None:
         return []
     if offload.engine not in (Engine.disk, Engine.mapped):
         offload.host_memory_gb = "0"

@@ -62,7 +62,6 @@ def judge(
     here: bool,
     start: bool = False,
     room: bool = True,
-    ask: bool = True,
 ) -> Judged:
     """Compose and run every rule: the one way in which commands judge a run.
 
@@ -72,7 +71,6 @@ def judge(
         here: Judge this machine whatever cluster the recipe names, with a real write in its directory.
         start: The run is about to start: settle its device, and ask Megatron whether a rule needs it or not.
         room: Judge room on the drive; False for a command that does so itself.
-        ask: Ask Megatron, which takes seconds, for another machine's run too where a rule needs it.
     """
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
     composition = compose(recipe, overrides, recipe_directories)
@@ -83,7 +81,7 @@ def judge(
     planned = plan_for_rules(config, composition.written)
     facts = gather_facts(
         config,
-        probe=start or (needs_probe(config, here=local) and (ask or local)),
+        probe=start or needs_probe(config, here=local),
         write=here and room,
         planned=planned if room else replace(planned, directory_bytes=()),
     )

@@ -105,10 +105,10 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> Rehea
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
     composition = compose(recipe, overrides, recipe_directories)
     real = composition.config
-    facts = gather_facts(real, probe=needs_probe(real, here=True))
+    facts = gather_facts(real, probe=needs_probe(real, here=False))
     _refuse(check(real, composition.written, facts, here=False))
     small = rehearse(real)
-    if small.config.offload.host_memory_gb not in ("0", "0.0"):
+    if small.config.offload.host_memory_gib != 0:
         small.config.offload.host_memory_gb = HOST_MEMORY_GB
     resolve_directory(small.config)
     facts = gather_facts(small.config, probe=False)
@@ -158,9 +158,13 @@ def _run(leg: Config, say: Callable[[str], None], name: str, *, kill_at: int | N
         if isinstance(event, RankReported):
             pids[event.report.rank] = event.report.pid
             return
+        if not isinstance(event, StepSeen):
+            say(f"  {event}")
+            return
         seen.append(event)
         if kill_at is not None and event.step == kill_at:
-            for pid in pids.values():
+            # 0, of a report without a number, would be this process and its whole group.
+            for pid in filter(None, pids.values()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

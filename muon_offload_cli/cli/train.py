@@ -76,7 +76,8 @@ def script_text(config: Config, folder: RunFolder, base: Path) -> str:
     """Return the script of a run, which is what is run."""
     command = torchrun_command(config, folder, python=sys.executable)
     settings = environment(config, inherited=os.environ, cores=len(os.sched_getaffinity(0)), base=base)
-    return script(command, settings, base=base, title=f"muon-offload train recipe={config.recipe}")
+    title = f"muon-offload train recipe={config.recipe}"
+    return script(command, settings, metrics=folder.metrics, base=base, title=title)
 
 
 def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetime, json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from rich.text import Text
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.follow import Event, RankReported
 from muon_offload_cli.launch.post_mortem import PostMortem
+from muon_offload_cli.launch.quiet import Quiet
 from muon_offload_cli.launch.verdict import Verdict
 from muon_offload_cli.units import format_bytes
 
@@ -22,7 +24,7 @@ PIPE_WIDTH = 1000
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that never wraps or re-interprets text: paths and fixes are there to be pasted."""
     console = Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         # Rich takes a pipe for 80 columns wide and cuts the cells of a table to fit.
         console.width = PIPE_WIDTH
     return console
@@ -76,6 +78,8 @@ class TrainView:
                 self._step(event)
             case RankReported():
                 self._rank(event)
+            case Quiet():
+                self.line(str(event))
 
     def _step(self, step: StepSeen) -> None:
         text = figures_of(step)

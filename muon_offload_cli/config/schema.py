@@ -9,6 +9,7 @@ named here and an unknown one is refused. The dataclasses are not frozen and use
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,6 +228,14 @@ class OffloadConfig:
     io_threads: int = 8
     staging_mb: float = 192
     verify: Verify = Verify.off
+
+    @property
+    def host_memory_gib(self) -> float | None:
+        """`host_memory_gb` as a number: None for ``auto``, NaN for what is neither."""
+        try:
+            return None if self.host_memory_gb == "auto" else float(self.host_memory_gb)
+        except ValueError:
+            return math.nan
 
 
 @dataclass(kw_only=True, slots=True)

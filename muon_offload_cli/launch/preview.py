@@ -117,7 +117,7 @@ def _offload(config: Config) -> str:
     parts = []
     for key in OFFLOAD_KEYS[offload.engine]:
         value = getattr(offload, key)
-        if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and str(value) in ("0", "0.0")):
+        if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and offload.host_memory_gib == 0):
             continue
         if key == "verify":
             if value is not Verify.off:

@@ -203,11 +203,7 @@ def _memory_fault(config: Config, report: RankReport, figures: RankFigures | Non
 
 def _host_tier(config: Config, host_bytes: int) -> bool:
     """Whether a budget of host memory was given that may hold everything."""
-    budget = str(config.offload.host_memory_gb)
-    try:
-        return host_bytes > 0 and float(budget) > 0
-    except ValueError:
-        return host_bytes > 0 and budget == "auto"
+    return host_bytes > 0 and config.offload.host_memory_gib != 0
 
 
 def _headline(config: Config, rows: list[RankVerdict], died: Collection[int]) -> str:

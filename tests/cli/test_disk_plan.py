@@ -106,6 +106,7 @@ def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.Capt
         ["launcher.ranks_per_node=3"],
         ["offload.fraction=2", "model.moe.topk=9"],
         ["model.nmae=x"],
+        ["cluster=h200_x8", "megatron.args.recompute_granularty=full"],
     ):
         assert main.run(["check-config", RECIPE, *words]) == 2
         refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]

@@ -323,7 +323,7 @@ words = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(words, max_size=5))
 def test_random_words_compose_or_are_refused_with_problems(overrides: list[str]) -> None:
     try:

@@ -142,6 +142,10 @@ CASES = [
     Case("number-range", "optimizer.muon_num_ns_steps=0"),
     Case("number-range", "launcher.master_port=0"),
     Case("number-range", "model.hidden_size=99999999999"),
+    *(
+        Case("empty-path", f"{key}=")
+        for key in ("run.directory", "checkpoint.directory", "data.cache_directory", "megatron.path")
+    ),
     Case("node-rank", "launcher.nodes=2 launcher.node_rank=2", "launcher.nodes=2 launcher.node_rank=1"),
     Case(
         "meeting-point",
@@ -516,6 +520,15 @@ CASES = [
         "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4",
         "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=1",
     ),
+    *(
+        Case("pipeline-layout", f"parallel.pp=2 '{ARGS}pipeline_model_parallel_layout=\"{bad}\"'")
+        for bad in ("Ett|ttx", "Ett|tL", "Et*3|(t|)*1L", "E(t)*99999999|tL", f"Et*{'9' * 5000}|L")
+    ),
+    Case(
+        "virtual-pipeline",
+        f"parallel.pp=2 {VIRTUAL}=2 {FIRST}=1",
+        f"parallel.pp=2 {VIRTUAL}=2 {FIRST}=2",
+    ),
     Case(
         "virtual-batches",
         f"parallel.pp=2 train.global_batch=2 {VIRTUAL}=2",
@@ -553,7 +566,6 @@ CASES = [
     Case("query-groups", "model.num_query_groups=3", "model.num_query_groups=2"),
     Case("top-k", "model.moe.topk=300"),
     Case("unused-expert-keys", "model=tiny_dense model.moe.topk=3", "model.moe.topk=3"),
-    Case("uneven-pipeline", "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4", "parallel.pp=2"),
     Case(
         "uneven-pipeline",
         "model.num_layers=5 parallel.pp=3 parallel.decoder_first_pipeline_num_layers=2",
