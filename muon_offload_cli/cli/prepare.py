@@ -16,6 +16,7 @@ from muon_offload_cli.config.rules import check, refuses
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine.devices import gpu_count
+from muon_offload_cli.tokens.verification import look_at_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +85,7 @@ def judge(
         probe=start or (needs_probe(config, here=local) and (ask or local)),
         write=here and room,
         planned=planned if room else replace(planned, needed_bytes=None),
+        data_problems=look_at_data(config),
     )
     problems = check(config, composition.written, facts, here=local)
     return Judged(config=config, problems=[*problems, *remarks], here=local)

@@ -33,11 +33,15 @@ class Engine(enum.Enum):
 
 
 class DataSource(enum.Enum):
-    """Where tokens come from; ``stdlib`` is the source of the Python standard library, as bytes."""
+    """Where tokens come from.
+
+    ``stdlib`` is the source of the Python standard library, as bytes; ``chat`` is prompts and responses.
+    """
 
     stdlib = "stdlib"
     text = "text"
     indexed = "indexed"
+    chat = "chat"
     mock = "mock"
 
 
@@ -369,7 +373,7 @@ class DataConfig:
 
     Attributes:
         source: Which of the ways below is used.
-        paths: Text or jsonl files for ``text``.
+        paths: Text or jsonl files for ``text``; jsonl files of examples for ``chat``.
         prefix: Path without suffix of a prepared ``.bin``/``.idx`` pair for ``indexed``.
         cache_directory: Where prepared byte datasets are kept; null: the user's cache folder.
         jsonl_key: Field of a jsonl line that holds the text.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, ModelConfig, MoeConfig
+from muon_offload_cli.config.schema import Config, DataSource, ModelConfig, MoeConfig
 from muon_offload_cli.config.vocabulary import vocabulary_size
 
 
@@ -206,6 +206,8 @@ def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
         yield "data-path", [data_prefix]
     yield "split", "1,0,0"
     yield "num-workers", 0
+    # Else a micro-batch with few tokens in its responses weighs as much as one with many.
+    yield "calculate-per-token-loss", config.data.source is DataSource.chat
     yield "no-create-attention-mask-in-dataloader", True
 
 

@@ -1,7 +1,8 @@
 """The worker with one fault in it, told by the environment variable ``FAULT``, a JSON object.
 
 ``rank`` is the rank that misbehaves. ``kind`` is ``read`` or ``write`` (the system call fails with EIO),
-``short`` (reads come to an end half way), or ``memory`` (the offloader is never attached).
+``short`` (reads come to an end half way), ``memory`` (the offloader is never attached), or ``losses``, no
+fault: all ranks leave the cross-entropies that each micro-batch counts in the folder ``folder``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,20 @@ def ending_reads(after: int) -> SystemCalls:
     return replace(SYSTEM, preadv=preadv)
 
 
+def tell_losses(folder: Path) -> None:
+    """Append a JSON list a micro-batch to a file of this rank."""
+    from muon_offload_cli.megatron.data import forward_step
+
+    original, path = forward_step.loss_function, folder / f"losses_{os.environ['RANK']}.jsonl"
+
+    def loss_function(mask: Any, output: Any) -> Any:
+        with path.open("a") as stream:
+            stream.write(json.dumps(output[mask > 0].detach().double().tolist()) + "\n")
+        return original(mask, output)
+
+    forward_step.loss_function = loss_function
+
+
 def misbehave(kind: str, after: int) -> None:
     """Put the fault in its place."""
     if kind == "memory":
@@ -61,7 +76,9 @@ def misbehave(kind: str, after: int) -> None:
 
 if __name__ == "__main__":
     fault = json.loads(os.environ.get("FAULT", "{}"))
-    if fault and fault["rank"] == int(os.environ["RANK"]):
+    if fault.get("kind") == "losses":
+        tell_losses(Path(fault["folder"]))
+    elif fault and fault["rank"] == int(os.environ["RANK"]):
         misbehave(fault["kind"], fault.get("after", 0))
     code = worker.main(sys.argv[1:])
     sys.stdout.flush()

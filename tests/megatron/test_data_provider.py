@@ -17,9 +17,9 @@ from megatron.training import global_vars
 
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.megatron.data.byte_dataset import Prepared, prepare
 from muon_offload_cli.megatron.data.forward_step import get_batch, loss_function, make_forward_step
 from muon_offload_cli.megatron.data.provider import dataset_config, make_datasets_provider
+from muon_offload_cli.tokens.preparation import Prepared, prepare
 
 SEQUENCE_LENGTH = 8
 

@@ -117,6 +117,7 @@ class MachineFacts:
         working_directory: Folder that the command was started in.
         directory: The offload directory; None if no engine uses one or it could not be chosen.
         files: Data files of the config by path as given.
+        data_problems: What is wrong with the content of the data files.
         planned: What the plan says; the empty instance if there is none.
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         cuda_available: Whether torch sees a GPU.
@@ -130,6 +131,7 @@ class MachineFacts:
     working_directory: Path | None = None
     directory: DirectoryFacts | None = None
     files: Mapping[str, FileFacts] = field(default_factory=dict)
+    data_problems: tuple[Problem, ...] = ()
     planned: PlannedFacts = PlannedFacts()
     headroom_bytes: int | None = None
     cuda_available: bool | None = None
