@@ -154,7 +154,7 @@ class OptimizerConfig:
     """The optimizer of the matrices, and Adam's values for embeddings and norms.
 
     Attributes:
-        name: ``dist_muon``, ``muon`` or ``adam``.
+        name: ``dist_muon``, ``muon``, ``adaptive_muon`` or ``adam``.
         lr: Peak learning rate.
         min_lr: Learning rate at the end of the decay.
         lr_warmup_steps: Steps of linear warm-up.

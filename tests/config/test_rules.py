@@ -95,7 +95,21 @@ class Case:
 
 CASES = [
     Case("optimizer-family", "optimizer.name=soap"),
-    Case("optimizer-family", "optimizer.name=adaptive_muon"),
+    Case(
+        "adaptive-muon",
+        "optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        "optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        MachineFacts(megatron=MegatronFacts(version="0.19.2", adaptive_muon="no attribute 'scale_mode'")),
+        MachineFacts(megatron=MegatronFacts(version="0.19.2", adaptive_muon="")),
+    ),
+    Case(
+        "plain-muon", "optimizer.name=adaptive_muon", "optimizer.name=adaptive_muon optimizer.layer_wise=true"
+    ),
+    Case(
+        "adaptive-native",
+        f"offload=none optimizer.name=adaptive_muon {ARGS}chunked_optimizer_state_offload=true",
+        "offload=none optimizer.name=adaptive_muon",
+    ),
     Case("optimizer-family", "optimizer.name=adm", "optimizer=adam"),
     Case("plain-muon", "optimizer.name=muon", "optimizer.name=muon optimizer.layer_wise=true"),
     Case("plain-muon", "optimizer.name=muon optimizer.distributed=true", "optimizer=muon"),
