@@ -53,6 +53,7 @@ def test_the_mask_is_that_of_the_label(
     padding = [0] * (length - 3)
     assert lists(sample) == ([11, 12, 13][:length] + padding, labels, mask)
     assert sample["position_ids"].tolist() == list(range(length))
+    assert sample["padding_mask"].tolist() == [False] * min(3, length) + [True] * (length - 3)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 40))

@@ -32,7 +32,7 @@ PADDING = 0
 class ResponseDataset(MegatronDataset):  # type: ignore[misc]
     """The examples of a pair with modes (`tokens.preparation`), shuffled anew for each epoch.
 
-    Samples have the keys of `GPTDataset`'s, and as many tokens as the sequence length says.
+    Samples have the keys of `GPTDataset`'s and a padding mask, each as long as a sequence.
     """
 
     def __init__(
@@ -92,8 +92,9 @@ def make_sample(
         sequence_length: Tokens of a sample.
 
     Returns:
-        ``tokens``, ``labels``, ``loss_mask`` and ``position_ids``, each of `sequence_length`. The mask is the
-        label's: the last token of a prompt counts, since it predicts the first of the response.
+        ``tokens``, ``labels``, ``loss_mask``, ``position_ids`` and ``padding_mask``, each of
+        `sequence_length`. The loss mask is the label's: the last token of a prompt counts, since it predicts
+        the first of the response. The padding mask is true behind the example.
     """
     tokens, counted = tokens[: sequence_length + 1], counted[: sequence_length + 1]
     used = len(tokens) - 1
@@ -102,6 +103,7 @@ def make_sample(
         "labels": np.full(sequence_length, PADDING, dtype=np.int64),
         "loss_mask": np.zeros(sequence_length, dtype=np.float32),
         "position_ids": np.arange(sequence_length, dtype=np.int64),
+        "padding_mask": np.arange(sequence_length) >= used,
     }
     sample["tokens"][:used] = tokens[:-1]
     sample["labels"][:used] = tokens[1:]
