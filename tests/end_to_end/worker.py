@@ -1,8 +1,9 @@
 """The worker with one fault in it, told by the environment variable ``FAULT``, a JSON object.
 
 ``rank`` is the rank that misbehaves. ``kind`` is ``read`` or ``write`` (the system call fails with EIO),
-``short`` (reads come to an end half way), ``memory`` (the offloader is never attached), or ``losses``, no
-fault: all ranks leave the cross-entropies that each micro-batch counts in the folder ``folder``.
+``short`` (reads come to an end half way), ``memory`` (the offloader is never attached). Two are no
+faults and hold for all ranks: with ``losses`` each micro-batch leaves the cross-entropies that it counts in
+``folder``, and with ``adaptive`` Muon is adaptive Muon, in a form that can be stepped.
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ def tell_losses(folder: Path) -> None:
     forward_step.loss_function = loss_function
 
 
+def step_adaptively() -> None:
+    """Let Megatron build adaptive Muon where Muon is asked for."""
+    from megatron.core.optimizer import emerging_optimizers
+
+    from tests.fakes.adaptive_muon import adaptive_muon_with_its_scale
+
+    adaptive = adaptive_muon_with_its_scale()
+    emerging_optimizers.TensorParallelAdaptiveMuon = adaptive
+    emerging_optimizers._EMERGING_OPTIMIZERS["muon"].optimizer_cls = adaptive
+
+
 def misbehave(kind: str, after: int) -> None:
     """Put the fault in its place."""
     if kind == "memory":
@@ -78,6 +90,8 @@ if __name__ == "__main__":
     fault = json.loads(os.environ.get("FAULT", "{}"))
     if fault.get("kind") == "losses":
         tell_losses(Path(fault["folder"]))
+    elif fault.get("kind") == "adaptive":
+        step_adaptively()
     elif fault and fault["rank"] == int(os.environ["RANK"]):
         misbehave(fault["kind"], fault.get("after", 0))
     code = worker.main(sys.argv[1:])

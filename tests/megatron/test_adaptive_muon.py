@@ -1,7 +1,6 @@
 """Adaptive Muon with its state in the offloader's tiers, beside the same optimizer resident.
 
-megatron-core 0.19.2 and emerging-optimizers 0.3.0 cannot step it together, which the gates tell; the class
-below is what they make of it once the two attributes are there that one reads and the other never sets.
+The way through a whole run and its checkpoints is in tests/end_to_end/test_checkpoints.py.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.muon_child import make_muon_child, second_moment_shape
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
+from tests.fakes.adaptive_muon import adaptive_muon_with_its_scale
 from tests.fakes.drive import directory_on_a_drive
 
 # As Megatron tells groups apart when it loads them.
@@ -36,17 +36,8 @@ def on_cpu() -> Iterator[None]:
 
 
 @pytest.fixture
-def buildable() -> Any:
-    from megatron.core.optimizer.emerging_optimizers import TensorParallelAdaptiveMuon
-
-    class AdaptiveMuonWithItsScale(TensorParallelAdaptiveMuon):  # type: ignore[misc]
-        """What upstream lacks: `AdaptiveMuon.step` scales by these, and Megatron's subclass has none."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.scale_mode, self.extra_scale_factor = "spectral", 1.0
-
-    return AdaptiveMuonWithItsScale
+def buildable() -> type[Any]:
+    return adaptive_muon_with_its_scale()
 
 
 @pytest.fixture
@@ -210,5 +201,5 @@ def test_the_probe_steps_what_can_be_stepped_and_says_why_not_otherwise(buildabl
 
     reason = probe._adaptive_muon(emerging_optimizers)
     assert reason is not None
-    # Either it works by now, or the reason is the one that the class above makes up for.
+    # Either it works by now, or the reason is the one that the fake makes up for.
     assert reason == "" or "scale_mode" in reason

@@ -49,8 +49,8 @@ def make_forward_step() -> ForwardStep:
         # The weights say where the batch belongs, so that no device is named here.
         batch = get_batch(data_iterator, next(model.parameters()).device)
         padding = {}
-        # In a pipeline routers take padding for text: stages in the middle have no mask, and only the first one
-        # cuts it for sequence parallelism (megatron/core/models/gpt/gpt_model.py).
+        # In a pipeline routers take padding for text: stages in the middle have no mask, and only the first
+        # one cuts it for sequence parallelism (megatron/core/models/gpt/gpt_model.py).
         if batch.padding_mask is not None and parallel_state.get_pipeline_model_parallel_world_size() == 1:
             padding["padding_mask"] = batch.padding_mask
         output = model(
