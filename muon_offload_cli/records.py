@@ -79,7 +79,7 @@ class RankReport:
         engine: Backend that was attached, ``none`` for resident state.
         megatron_version: Version of the Megatron that trained.
         muon_parameters: Elements of the parameters that Muon owns on this rank.
-        muon_state_bytes: Their momentum and master weights, 8 bytes an element.
+        muon_state_bytes: Their master weights, momentum and, where there is one, second moment.
         adam_state_bytes: State of the sibling optimizers (embeddings, norms), which stays resident.
         disk_bytes: Bytes reserved on disk, alignment included.
         host_bytes: Host memory that holds state between steps.

@@ -40,7 +40,11 @@ def figures(
         (
             "  muon owns",
             f"{rank.muon_parameters:,} parameters: {format_bytes(rank.momentum_bytes)} of momentum, "
-            f"{format_bytes(rank.master_bytes)} of master weights",
+            f"{format_bytes(rank.master_bytes)} of master weights"
+            + (
+                f", {format_bytes(rank.second_moment_bytes)} of second moments"
+                * bool(rank.second_moment_bytes)
+            ),
         ),
         ("  on disk", f"{format_bytes(rank.disk_bytes)} in {_chunks(rank.chunks_on_disk, rank.chunks)}"),
         (

@@ -17,6 +17,7 @@ from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.machine.devices import gpu_count
+from muon_offload_cli.tokens.verification import look_at_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +85,7 @@ def judge(
         probe=start or needs_probe(config, here=local),
         write=here and room,
         planned=planned if room else replace(planned, directory_bytes=()),
+        data_problems=look_at_data(config),
     )
     problems = check(config, composition.written, facts, here=local)
     if local and not _resumes_wrongly(problems):

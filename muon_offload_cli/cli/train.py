@@ -27,6 +27,7 @@ from muon_offload_cli.launch.summary import Ends, summarize
 from muon_offload_cli.launch.tail import last_lines
 from muon_offload_cli.launch.verdict import STOPPED_EARLY, Verdict, judge
 from muon_offload_cli.machine import memory
+from muon_offload_cli.tokens.verification import write_tokens
 
 
 def train_command(
@@ -61,6 +62,8 @@ def train_command(
         sys.stdout.write(by_hand(to_yaml(config), text, planned))
         print_problems(remarks)
         return 0
+    if config.megatron.entrypoint is None:
+        remarks += write_tokens(config)
     folder = create_folder(config, now=started, base=base)
     save_config(config, folder.resolved)
     folder.script.write_text(script_text(config, folder, base))

@@ -35,6 +35,7 @@ def gather_facts(
     probe: bool,
     write: bool = False,
     planned: PlannedFacts = NOT_PLANNED,
+    data_problems: tuple[Problem, ...] = (),
     probe_timeout_s: float = PROBE_TIMEOUT_S,
 ) -> MachineFacts:
     """Look at the machine for `config`. Leaves nothing behind in the offload directory.
@@ -44,6 +45,7 @@ def gather_facts(
         probe: Ask Megatron too, in a subprocess unless it was asked before.
         write: Try writing and reading 16 MiB in the offload directory.
         planned: What the plan of the run says, if it was made.
+        data_problems: What a look at the data files found, if it was taken.
         probe_timeout_s: How long the probe may take.
     """
     problems: list[Problem] = []
@@ -64,6 +66,7 @@ def gather_facts(
         working_directory=Path.cwd(),
         directories=tuple(directories),
         files={path: _look_at_file(path) for path in [*data_files(config), *([script] if script else [])]},
+        data_problems=data_problems,
         planned=planned,
         headroom_bytes=host.headroom_bytes,
         memory_limit_bytes=host.limit_bytes,

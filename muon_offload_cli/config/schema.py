@@ -34,8 +34,9 @@ class Engine(enum.Enum):
 
 
 class DataSource(enum.Enum):
-    """Where tokens come from; ``stdlib`` is the source of the Python standard library, as bytes.
+    """Where tokens come from.
 
+    ``stdlib`` is the source of the Python standard library, as bytes; ``chat`` is prompts and responses.
     ``script``: `megatron.entrypoint` brings its own, and gets no flag of data or of the tokenizer but the
     size of the vocabulary.
     """
@@ -43,6 +44,7 @@ class DataSource(enum.Enum):
     stdlib = "stdlib"
     text = "text"
     indexed = "indexed"
+    chat = "chat"
     mock = "mock"
     script = "script"
 
@@ -156,7 +158,7 @@ class OptimizerConfig:
     """The optimizer of the matrices, and Adam's values for embeddings and norms.
 
     Attributes:
-        name: ``dist_muon``, ``muon`` or ``adam``.
+        name: ``dist_muon``, ``muon``, ``adaptive_muon`` or ``adam``.
         lr: Peak learning rate.
         min_lr: Learning rate at the end of the decay.
         lr_warmup_steps: Steps of linear warm-up.
@@ -383,7 +385,7 @@ class DataConfig:
 
     Attributes:
         source: Which of the ways below is used.
-        paths: Text or jsonl files for ``text``.
+        paths: Text or jsonl files for ``text``; jsonl files of examples for ``chat``.
         prefix: Path without suffix of a prepared ``.bin``/``.idx`` pair for ``indexed``.
         cache_directory: Where prepared byte datasets are kept; null: the user's cache folder.
         jsonl_key: Field of a jsonl line that holds the text.

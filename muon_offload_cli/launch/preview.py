@@ -6,6 +6,7 @@ import shlex
 
 from muon_offload_cli.config.rules.unread import OFFLOAD_KEYS
 from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
+from muon_offload_cli.config.vocabulary import tokenizer_folder
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.offload.directories import describe
 from muon_offload_cli.units import MIB, format_bytes
@@ -83,9 +84,13 @@ def _data(config: Config) -> str:
     match data.source:
         case DataSource.stdlib:
             return "the Python standard library's source, as bytes"
-        case DataSource.text:
+        case DataSource.text | DataSource.chat:
             shown = ", ".join(data.paths[:3]) + (f" and {len(data.paths) - 3} more" if data.paths[3:] else "")
-            return f"text from {shown}, as bytes"
+            if data.source is DataSource.text:
+                return f"text from {shown}, as bytes"
+            folder = tokenizer_folder(config)
+            tokens = "as bytes" if folder is None else f"with the tokenizer in {folder}"
+            return f"prompts and responses from {shown}, {tokens}; the loss is the responses' alone"
         case DataSource.indexed:
             return f"indexed dataset {data.prefix}"
         case DataSource.mock:

@@ -19,6 +19,9 @@ from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.store import StoreError
 from muon_offload_cli.units import GIB, MIB
 
+MUON_CLASSES = ("TensorParallelMuon", "TensorParallelAdaptiveMuon")
+"""What is taken over of megatron/core/optimizer/emerging_optimizers.py; not all releases have both."""
+
 ENGINES = ("disk", "mapped", "host")
 
 
@@ -33,8 +36,7 @@ class Installation:
     """
 
     def __init__(self, settings: OffloadSettings, on_built: Callable[[Any], None] | None = None) -> None:
-        from megatron.core.optimizer import layer_wise_optimizer
-        from megatron.core.optimizer.emerging_optimizers import TensorParallelMuon
+        from megatron.core.optimizer import emerging_optimizers, layer_wise_optimizer
         from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 
         self.settings = settings
@@ -44,7 +46,8 @@ class Installation:
         self._base = Float16OptimizerWithFloat16Params
         # layer_wise_optimizer imported the name by value, so it is rebound there and nowhere else: other
         # builders (plain muon, adam) keep the class they know.
-        self._class = make_muon_child(self._base, TensorParallelMuon, self._next_settings, self._built)
+        muon = tuple(filter(None, (getattr(emerging_optimizers, name, None) for name in MUON_CLASSES)))
+        self._class = make_muon_child(self._base, muon, self._next_settings, self._built)
         self._class.installation = self
         layer_wise_optimizer.Float16OptimizerWithFloat16Params = self._class
 

@@ -150,7 +150,7 @@ class Observer:
             )
         report = self.report
         report.muon_parameters = state_census.muon_parameters(self._optimizer)
-        report.muon_state_bytes = report.muon_parameters * state_census.MUON_ITEM_BYTES
+        report.muon_state_bytes = state_census.muon_state_bytes(self._optimizer)
         report.chunks = sum(len(offloader.plan.chunks) for offloader in self._offloaders)
         report.build_gpu_peak_bytes = torch.cuda.max_memory_allocated()
         report.disk_bytes = self._bytes(Tier.DISK)

@@ -11,17 +11,18 @@ from typing import Any, NoReturn
 import torch
 
 from muon_offload_cli.config.schema import Config, Device, Engine
+from muon_offload_cli.config.vocabulary import tokenizer_folder
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.attach import install
 from muon_offload_cli.megatron.checkpoints import Checkpoints
 from muon_offload_cli.megatron.cpu_device import cpu_device
-from muon_offload_cli.megatron.data.byte_dataset import prepare
 from muon_offload_cli.megatron.entry_point import run_script
 from muon_offload_cli.megatron.flags import megatron_flags
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.plain_torch import has_transformer_engine, plain_torch
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.planner.settings import offload_settings
+from muon_offload_cli.tokens.preparation import prepare
 
 
 def choose_device(device: Device) -> str:
@@ -47,7 +48,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
         device: ``cpu`` or ``cuda``.
         observer: Gets every step, and the final state.
     """
-    prepared = prepare(config.data)
+    prepared = prepare(config.data, tokenizer_folder(config))
     prefix = None if prepared.prefix is None else str(prepared.prefix)
     transformer_engine = device == "cuda" and has_transformer_engine()
     flags = megatron_flags(config, device=device, transformer_engine=transformer_engine, data_prefix=prefix)

@@ -117,7 +117,21 @@ class Case:
 
 CASES = [
     Case("optimizer-family", "optimizer.name=soap"),
-    Case("optimizer-family", "optimizer.name=adaptive_muon"),
+    Case(
+        "adaptive-muon",
+        "optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        "optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        MachineFacts(megatron=MegatronFacts(version="0.19.2", adaptive_muon="no attribute 'scale_mode'")),
+        MachineFacts(megatron=MegatronFacts(version="0.19.2", adaptive_muon="")),
+    ),
+    Case(
+        "plain-muon", "optimizer.name=adaptive_muon", "optimizer.name=adaptive_muon optimizer.layer_wise=true"
+    ),
+    Case(
+        "adaptive-native",
+        f"offload=none optimizer.name=adaptive_muon {ARGS}chunked_optimizer_state_offload=true",
+        "offload=none optimizer.name=adaptive_muon",
+    ),
     Case("optimizer-family", "optimizer.name=adm", "optimizer=adam"),
     Case("plain-muon", "optimizer.name=muon", "optimizer.name=muon optimizer.layer_wise=true"),
     Case("plain-muon", "optimizer.name=muon optimizer.distributed=true", "optimizer=muon"),
@@ -629,6 +643,7 @@ CASES = [
     Case("expert-layers", "'model.moe.layer_freq=\"[2]*4\"'", "'model.moe.layer_freq=\"[1,0,1,0]\"'"),
     Case("grouped-gemm", "device=cpu model.moe.grouped_gemm=true", "device=cuda model.moe.grouped_gemm=true"),
     Case("data-named", "data=text", "data=text data.paths=[/a]"),
+    Case("data-named", "data=chat", "data=chat data.paths=[/a]"),
     Case("data-named", "data=indexed", "data=indexed data.prefix=/a"),
     Case("data-unused", "data.paths=[/a]"),
     Case("data-unused", "data.prefix=/a", "data=indexed data.prefix=/a"),
@@ -662,6 +677,16 @@ CASES = [
         "data-files",
         "data=indexed data.prefix=/a",
         bad_facts=MachineFacts(files={"/a.bin": FileFacts(num_bytes=3), "/a.idx": FileFacts(num_bytes=None)}),
+    ),
+    Case(
+        "data-content",
+        "data=chat data.paths=[/a]",
+        "data=chat data.paths=[/a]",
+        MachineFacts(data_problems=(Problem(what="/a line 2 is not JSON."),)),
+        # Told once, by data-files.
+        MachineFacts(
+            files={"/a": FileFacts(num_bytes=0)}, data_problems=(Problem(what="data.paths: /a is empty."),)
+        ),
     ),
     Case("mock-data", "data=mock", level=Level.NOTE),
     Case("found", "", bad_facts=MachineFacts(problems=(Problem(what="megatron-core is missing."),))),

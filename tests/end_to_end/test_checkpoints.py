@@ -101,6 +101,28 @@ def test_a_streamed_run_goes_on_from_a_resident_one_bit_for_bit(straight: Saved,
     assert content_fault(step_folder(streamed.checkpoints, 4), sealed) == ""
 
 
+def test_adaptive_muon_goes_on_streamed_from_a_resident_run_bit_for_bit(
+    tmp_path: Path, directory: Path
+) -> None:
+    # Stepped in a form that the installed packages lack; see tests/fakes/adaptive_muon.py.
+    words, adaptive = (*DP2, "train.steps=4"), {"kind": "adaptive"}
+    saved = saving(tmp_path / "saved", interval=2)
+    straight = runs.train(tmp_path / "straight", *words, "offload=none", *saved, fault=adaptive)
+    assert straight.exit_code == 0, straight.output
+    resumed = runs.train(
+        tmp_path / "resumed",
+        *words,
+        *engine_words("disk", directory),
+        f"resume={tmp_path / 'saved' / 'iter_0000002'}",
+        fault=adaptive,
+    )
+    assert resumed.exit_code == 0, resumed.output
+    same_end(straight, resumed)
+    report = resumed.reports[0]
+    assert set(report.digests) == {"weights", "masters", "momenta", "second_moments"}
+    assert report.disk_bytes >= report.muon_state_bytes == 12 * report.muon_parameters > 0
+
+
 @pytest.mark.parametrize(
     ("engine", "more"),
     [("none", ()), ("host", ("offload.chunk_mb=0",)), ("mapped", ("offload.chunk_mb=0.2",))],

@@ -124,6 +124,7 @@ class MachineFacts:
         working_directory: Folder that the command was started in.
         directories: The offload directories, in order; empty if no engine uses one or none could be chosen.
         files: Data files and the script of the config by path as given.
+        data_problems: What is wrong with the content of the data files.
         planned: What the plan says; the empty instance if there is none.
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         memory_limit_bytes: Limit of the control group that this process is in; None: none, or not known.
@@ -140,6 +141,7 @@ class MachineFacts:
     working_directory: Path | None = None
     directories: tuple[DirectoryFacts, ...] = ()
     files: Mapping[str, FileFacts] = field(default_factory=dict)
+    data_problems: tuple[Problem, ...] = ()
     planned: PlannedFacts = PlannedFacts()
     headroom_bytes: int | None = None
     memory_limit_bytes: int | None = None

@@ -15,6 +15,7 @@ from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import flag_value, has_flag, value_of
 from muon_offload_cli.config.schema import Config, DataSource, Engine
+from muon_offload_cli.config.vocabulary import BYTE_SOURCES
 from muon_offload_cli.errors import Problem
 
 # Keys of `offload` that each engine reads, in the order in which they are shown.
@@ -44,10 +45,10 @@ ADAM_FLAGS = (
     "use_torch_optimizer_for_cpu_offload",
 )
 _DATA_READERS = {
-    "data.paths": (DataSource.text,),
+    "data.paths": (DataSource.text, DataSource.chat),
     "data.jsonl_key": (DataSource.text,),
     "data.prefix": (DataSource.indexed,),
-    "data.cache_directory": (DataSource.stdlib, DataSource.text),
+    "data.cache_directory": BYTE_SOURCES,
 }
 
 
