@@ -1,7 +1,8 @@
 """The worker with one fault in it, told by the environment variable ``FAULT``, a JSON object.
 
 ``rank`` is the rank that misbehaves. ``kind`` is ``read`` or ``write`` (the system call fails with EIO),
-``short`` (reads come to an end half way), or ``memory`` (the offloader is never attached).
+``short`` (reads come to an end half way), ``memory`` (the offloader is never attached), or ``chunks``
+(they are cut half as large as those of the other ranks).
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ def misbehave(kind: str, after: int) -> None:
         from muon_offload_cli.megatron import train
 
         train.install = lambda *_: contextlib.nullcontext()  # type: ignore[assignment]
+        return
+    if kind == "chunks":
+        from muon_offload_cli.megatron import train
+
+        settings = train.offload_settings
+        train.offload_settings = lambda config: replace(  # type: ignore[assignment]
+            settings(config), chunk_bytes=settings(config).chunk_bytes // 2
+        )
         return
     calls = {
         "read": lambda: failing_calls("preadv", errno.EIO, after=after),
