@@ -14,7 +14,8 @@ from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine import memory
 from muon_offload_cli.machine.budget import host_budget
-from muon_offload_cli.machine.devices import gpu_count
+from muon_offload_cli.machine.devices import gpu_count, gpu_memory_bytes
+from muon_offload_cli.planner.layouts import Room, describe_layouts, layouts_for
 from muon_offload_cli.planner.pipeline import argument
 from muon_offload_cli.planner.plan import Planner, RunPlan
 from muon_offload_cli.planner.settings import AUTO
@@ -96,9 +97,8 @@ def plan_of(config: Config, written: Set[str]) -> RunPlan | None:
         written: Keys that the user wrote.
 
     Returns:
-        None where the request is wrong, so that there is nothing to plan, planning would take longer than a
-        check may, or the layout is one of those that Megatron takes and the planner does not (`disk-plan` says
-        which).
+        None where the request is wrong, planning would take longer than a check may, or the layout is one of
+        those that Megatron takes and the planner does not (`disk-plan` says which).
     """
     if refuses(check(config, written, MachineFacts(), here=False)) or not _is_plannable(config):
         return None
@@ -106,6 +106,26 @@ def plan_of(config: Config, written: Set[str]) -> RunPlan | None:
         return Planner(config, layers_of(config)).plan()
     except UserError:
         return None
+
+
+def layouts_here(
+    config: Config, written: Set[str], *, gpus: int, disk_bytes: int | None = None
+) -> tuple[str, str]:
+    """Return a sentence on the layouts that fit this machine's GPUs, and the words that give the first.
+
+    Args:
+        config: A run of more ranks than `gpus`, ``offload.host_memory_gb`` a number.
+        written: Keys that the user wrote.
+        gpus: GPUs of this machine, at least 1.
+        disk_bytes: Free in the offload directory; None: not known.
+
+    Returns:
+        Two empty texts where the request is wrong anyway, or too large to plan.
+    """
+    if refuses(check(config, written, MachineFacts(), here=False)) or not _is_plannable(config):
+        return "", ""
+    room = Room(gpus=gpus, gpu_bytes=gpu_memory_bytes(), host_bytes=headroom_bytes(), disk_bytes=disk_bytes)
+    return describe_layouts(layouts_for(config, written, room, layers_of(config)), room)
 
 
 def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:

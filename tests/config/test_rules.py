@@ -65,6 +65,7 @@ NS_WITHOUT_QUINTIC = MachineFacts(
     megatron=MegatronFacts(newton_schulz={"quintic": frozenset(), "cans": frozenset({5})})
 )
 TWO_HUNDRED_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=200 * 2**30))
+TWO_GPUS = MachineFacts(cuda_available=True, num_gpus=2)
 ONE_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=2**30))
 LARGE_PARAMETER = MachineFacts(
     planned=PlannedFacts(largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20))
@@ -608,9 +609,17 @@ CASES = [
         "gpus-here",
         "",
         "launcher.ranks_per_node=2",
-        MachineFacts(cuda_available=True, num_gpus=2),
-        MachineFacts(cuda_available=True, num_gpus=2),
+        TWO_GPUS,
+        TWO_GPUS,
     ),
+    Case(
+        "gpus-here",
+        "",
+        "device=cpu",
+        replace(TWO_GPUS, layouts_told="What fits here: ...", layouts_fix="launcher.ranks_per_node=2"),
+        TWO_GPUS,
+    ),
+    Case("gpus-here", "", "device=cpu", replace(TWO_GPUS, layouts_told="Nothing fits."), TWO_GPUS),
     Case("directory-absolute", "offload.directory=a", "offload.directory=/a"),
     Case(
         "directory-absolute",

@@ -121,6 +121,8 @@ class MachineFacts:
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         cuda_available: Whether torch sees a GPU.
         num_gpus: GPUs that torch sees.
+        layouts_told: Which layouts of the model would fit those GPUs, where the run wants more; a sentence.
+        layouts_fix: The words that turn the run into the first of them; empty if there is none.
         megatron: The software that would train.
         megatron_missing: Folders of a Megatron that are not below `megatron.path`.
         problems: What gathering itself found: no Megatron, no place to default to.
@@ -134,6 +136,8 @@ class MachineFacts:
     headroom_bytes: int | None = None
     cuda_available: bool | None = None
     num_gpus: int | None = None
+    layouts_told: str = ""
+    layouts_fix: str = ""
     megatron: MegatronFacts | None = None
     megatron_missing: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
