@@ -9,6 +9,7 @@ import yaml
 
 from muon_offload_cli.cli import main
 from muon_offload_cli.config.compose import compose
+from muon_offload_cli.config.from_hf import PART
 from muon_offload_cli.config.locations import find_recipes, group_options
 from muon_offload_cli.config.rules import check, refuses
 from muon_offload_cli.config.rules.facts import MachineFacts
@@ -41,7 +42,7 @@ def test_a_recipe_says_what_was_run_and_what_was_not(name: str) -> None:
     assert "run on" in notes.lower()
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("tiny", "gpt"))])
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("tiny", "gpt", PART))])
 def test_every_number_of_a_real_model_names_its_source(name: str) -> None:
     path = group_options()["model"][name]
     assert "https://huggingface.co/" in " ".join(notes_of(path))

@@ -17,3 +17,9 @@ def vocabulary_size(config: Config) -> int:
         return config.model.vocab_size
     byte_tokens = config.data.source in (DataSource.stdlib, DataSource.text)
     return BYTE_VOCABULARY if byte_tokens else MOCK_VOCABULARY
+
+
+def uses_hf_tokenizer(config: Config) -> bool:
+    """Tell whether Megatron is given the tokenizer of `model.from_hf`: byte tokens have none of their own."""
+    prepared = config.data.source in (DataSource.indexed, DataSource.mock)
+    return config.model.from_hf is not None and config.model.hf_tokenizer and prepared

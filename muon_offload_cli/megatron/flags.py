@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from muon_offload_cli.config.schema import Config, ModelConfig, MoeConfig
-from muon_offload_cli.config.vocabulary import vocabulary_size
+from muon_offload_cli.config.vocabulary import uses_hf_tokenizer, vocabulary_size
+from muon_offload_cli.units import round_up
 
 
 def megatron_flags(
@@ -198,8 +199,16 @@ def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
-    yield "tokenizer-type", "NullTokenizer"
-    yield "vocab-size", vocabulary_size(config)
+    vocabulary = vocabulary_size(config)
+    yield "vocab-size", vocabulary
+    if uses_hf_tokenizer(config):
+        yield "tokenizer-type", "HuggingFaceTokenizer"
+        yield "tokenizer-model", config.model.from_hf
+        # Megatron would pad the tokenizer's size, and models have more rows than their tokenizers tokens.
+        rows = config.model.make_vocab_size_divisible_by * config.parallel.tp
+        yield "padded-vocab-size", round_up(vocabulary, rows)
+    else:
+        yield "tokenizer-type", "NullTokenizer"
     if data_prefix is None:
         yield "mock-data", True
     else:

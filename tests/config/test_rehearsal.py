@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from muon_offload_cli.config.changes import Change
 from muon_offload_cli.config.compose import compose
+from muon_offload_cli.config.from_hf import PART
 from muon_offload_cli.config.locations import find_recipes, group_options
 from muon_offload_cli.config.rehearsal import MAX_RANKS, rehearse
 from muon_offload_cli.config.rehearsal_model import (
@@ -23,7 +24,7 @@ from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.schema import Config, Device
 
 RECIPES = sorted(find_recipes())
-MODELS = sorted(group_options()["model"])
+MODELS = sorted(set(group_options()["model"]) - {PART})
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,16 @@ def flags(*words: str, device: str = "cpu", transformer_engine: bool = False) ->
 @pytest.mark.parametrize("name", sorted(find_recipes()))
 def test_no_flag_is_given_twice(name: str) -> None:
     assert flags(name)["num-layers"]
+
+
+def test_a_hugging_face_tokenizer_leaves_the_models_rows_as_they_are() -> None:
+    folder = Path(__file__).parents[1] / "config" / "hf" / "qwen3_4b"
+    given = flags("qwen3_4b", f"model.from_hf={folder}", "model.make_vocab_size_divisible_by=128")
+    assert (given["tokenizer-type"], given["tokenizer-model"]) == ("HuggingFaceTokenizer", str(folder))
+    # 151936 is no multiple of 128 x TP2.
+    assert (given["vocab-size"], given["padded-vocab-size"]) == ("151936", "152064")
+    for words in (["model.hf_tokenizer=false"], ["data=stdlib"]):
+        assert flags("qwen3_4b", f"model.from_hf={folder}", *words)["tokenizer-type"] == "NullTokenizer"
 
 
 def test_latent_attention_replaces_query_groups() -> None:

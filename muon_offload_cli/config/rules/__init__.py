@@ -17,6 +17,7 @@ from muon_offload_cli.config.rules import (
     model,
     numbers,
     pipeline,
+    pretrained,
     topology,
     unread,
 )
@@ -27,6 +28,7 @@ from muon_offload_cli.config.rules.facts import (
     MegatronFacts,
     ParameterFacts,
     PlannedFacts,
+    PretrainedFacts,
 )
 from muon_offload_cli.config.rules.registry import Rule, as_note
 from muon_offload_cli.config.schema import Config
@@ -39,6 +41,7 @@ __all__ = [
     "MegatronFacts",
     "ParameterFacts",
     "PlannedFacts",
+    "PretrainedFacts",
     "Rule",
     "all_rules",
     "check",
@@ -58,6 +61,7 @@ _SUBJECTS = (
     pipeline,
     model,
     architecture,
+    pretrained,
     data,
     machine,
     directory,

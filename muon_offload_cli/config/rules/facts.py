@@ -55,6 +55,25 @@ class FileFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainedFacts:
+    """The folder of `model.from_hf`, and what is installed to read it.
+
+    Attributes:
+        weight_files: Files of weights (safetensors) in it.
+        missing: Files that its index of weights names and that are not there.
+        tokenizer: It holds a tokenizer.
+        bridge: Megatron-Bridge is installed.
+        transformers: The package transformers is installed.
+    """
+
+    weight_files: int = 1
+    missing: tuple[str, ...] = ()
+    tokenizer: bool = True
+    bridge: bool = True
+    transformers: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFacts:
     """A matrix that Muon steps, as one rank holds it, with the bytes of its momentum and master weight."""
 
@@ -117,6 +136,7 @@ class MachineFacts:
         working_directory: Folder that the command was started in.
         directory: The offload directory; None if no engine uses one or it could not be chosen.
         files: Data files of the config by path as given.
+        pretrained: The folder of `model.from_hf`; None if there is none.
         planned: What the plan says; the empty instance if there is none.
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         cuda_available: Whether torch sees a GPU.
@@ -132,6 +152,7 @@ class MachineFacts:
     working_directory: Path | None = None
     directory: DirectoryFacts | None = None
     files: Mapping[str, FileFacts] = field(default_factory=dict)
+    pretrained: PretrainedFacts | None = None
     planned: PlannedFacts = PlannedFacts()
     headroom_bytes: int | None = None
     cuda_available: bool | None = None
