@@ -119,9 +119,11 @@ def _line(result: Result, results: list[Result], raw: list[float]) -> str:
 def _run(way: str, options: argparse.Namespace, scratch: Path, earlier: list[Result]) -> Result:
     engine, _, budget = way.partition(":")
     folder = scratch / f"run_{way.replace(':', '_')}"
+    # What only an offloader reads is refused where there is none.
+    overrides = [word for word in options.overrides if engine != "none" or not word.startswith("offload.")]
     words = [
         f"recipe={options.recipe}",
-        *options.overrides,
+        *overrides,
         f"offload={engine}",
         f"train.steps={options.steps}",
         f"run.directory={folder}",

@@ -28,8 +28,12 @@ class StepRecord:
         disk_bytes: Muon state that lies on disk between steps.
         host_bytes: Muon state that lies in host memory between steps.
         gpu_bytes: Muon state that lies on the training device between steps.
-        wait_s: Seconds in which the device stood still for state to arrive: I/O that was not hidden.
+        wait_s: Seconds in which the device stood still for state to arrive; else it computed.
+        io_wait_s: Part of `wait_s` for which the disk is to blame: no more than it was busy.
         io_busy_s: Seconds in which a request to the disk was under way.
+        staging_bytes: The most bytes of the staging rings that were ever in use at once.
+        pinned_bytes: Host memory that the offloader holds page-locked.
+        window_bytes: Device memory of the windows.
         gpu_peak_bytes: Peak allocated device memory so far (0 on CPUs).
     """
 
@@ -46,7 +50,11 @@ class StepRecord:
     host_bytes: int = 0
     gpu_bytes: int = 0
     wait_s: float = 0.0
+    io_wait_s: float = 0.0
     io_busy_s: float = 0.0
+    staging_bytes: int = 0
+    pinned_bytes: int = 0
+    window_bytes: int = 0
     gpu_peak_bytes: int = 0
 
     def to_json(self) -> str:

@@ -123,6 +123,10 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
         view.death(found)
     if outcome.interrupted_by is not None:
         view.line(f"ended by {signal.Signals(outcome.interrupted_by).name}")
+    if summary.bottleneck is not None:
+        view.line(summary.bottleneck.text)
+        if summary.bottleneck.advice:
+            view.line(f"  to change next: {summary.bottleneck.advice}")
     view.line(f"summary: {folder.summary}")
     view.headline(verdict)
     if json:

@@ -118,6 +118,9 @@ class Observer:
         self.report.steps += 1
         self.report.last_step = int(arguments["iteration"])
         from_backend = sweeps > self.report.steps_from_backend
+        read, written, wait_s, busy_s = (
+            now - before for now, before in zip(totals, self._totals, strict=True)
+        )
         self.report.steps_from_backend = sweeps
         grad_norm = arguments.get("grad_norm")
         record = StepRecord(
@@ -128,13 +131,17 @@ class Observer:
             seconds=now - self._last,
             engine=self.report.engine if from_backend else "none",
             chunks=self.report.chunks if from_backend else 0,
-            bytes_read=totals[0] - self._totals[0],
-            bytes_written=totals[1] - self._totals[1],
+            bytes_read=int(read),
+            bytes_written=int(written),
             disk_bytes=self.report.disk_bytes,
             host_bytes=self.report.host_bytes,
             gpu_bytes=self.report.gpu_bytes,
-            wait_s=totals[2] - self._totals[2],
-            io_busy_s=totals[3] - self._totals[3],
+            wait_s=wait_s,
+            io_wait_s=min(wait_s, busy_s),
+            io_busy_s=busy_s,
+            staging_bytes=sum(offloader.staging_high_bytes for offloader in self._offloaders),
+            pinned_bytes=sum(offloader.pinned_bytes for offloader in self._offloaders),
+            window_bytes=sum(offloader.window_bytes for offloader in self._offloaders),
             gpu_peak_bytes=max(self._model_peak, torch.cuda.max_memory_allocated()),
         )
         self._metrics.write(record.to_json() + "\n")

@@ -82,6 +82,7 @@ class StateOffloader:
             fraction=settings.fraction,
             host_bytes=settings.host_bytes,
             disk=settings.engine != "host",
+            windows=settings.windows,
         )
         self._parameters = parameters
         self._device = device
@@ -107,6 +108,7 @@ class StateOffloader:
         self._extents: dict[int, Extent] = {}
         self.stores: dict[Tier, Store] = {}
         self._movers: dict[Tier, Mover] = {}
+        self._rings: list[StagingRing] = []
         for tier in (Tier.HOST, Tier.DISK):
             chunks = self.plan.of_tier(tier)
             if not chunks:
@@ -116,11 +118,19 @@ class StateOffloader:
             size = extents[-1].offset + extents[-1].nbytes
             store = self._resources.enter_context(open_store(tier, settings, size, pinned))
             self.stores[tier] = store
-            self._movers[tier] = (
-                _make_staged(store, settings, device, pinned, self._checksums)
-                if tier is Tier.DISK and settings.engine == "disk"
-                else AddressableMover(store, device)
-            )
+            if tier is Tier.DISK and settings.engine == "disk":
+                slots, piece_bytes = settings.staging_rings(store.size)
+                self._rings = [StagingRing(slots, piece_bytes, pin=pinned) for _ in range(2)]
+                self._movers[tier] = StagedMover(
+                    store,
+                    device,
+                    read_ring=self._rings[0],
+                    write_ring=self._rings[1],
+                    threads=settings.io_threads,
+                    checksums=self._checksums,
+                )
+            else:
+                self._movers[tier] = AddressableMover(store, device)
         self._pipeline = Pipeline(streamed, self._extents, self._movers, windows, device)
         self._resources.callback(self._pipeline.close)
 
@@ -223,6 +233,18 @@ class StateOffloader:
         """Seconds so far in which a request to the disk was under way."""
         return sum(meter.busy_s for meter in self._disk_meters())
 
+    @property
+    def staging_high_bytes(self) -> int:
+        """The most bytes of the staging rings that were ever in use at once."""
+        return sum(ring.high_water * ring.slot_bytes for ring in self._rings)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Host memory that is page-locked: the host tier and the staging rings."""
+        host = self.stores.get(Tier.HOST)
+        tier = host.size if isinstance(host, MemoryStore) and host.pinned else 0
+        return tier + sum(ring.nbytes for ring in self._rings if ring.pinned)
+
     def _disk_meters(self) -> list[IoMeter]:
         return [mover.meter for mover in self._movers.values() if mover.store.on_disk]
 
@@ -287,18 +309,3 @@ def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) 
     if settings.engine == "mapped":
         return MappedStore(settings.directory, size)
     return DirectStore(settings.directory, size)
-
-
-def _make_staged(
-    store: Store, settings: OffloadSettings, device: torch.device, pinned: bool, checksums: Checksums
-) -> Mover:
-    slots, piece_bytes = settings.staging_rings(store.size)
-    rings = [StagingRing(slots, piece_bytes, pin=pinned) for _ in range(2)]
-    return StagedMover(
-        store,
-        device,
-        read_ring=rings[0],
-        write_ring=rings[1],
-        threads=settings.io_threads,
-        checksums=checksums,
-    )

@@ -103,13 +103,21 @@ class ChunkPlan:
 
 
 def plan_chunks(
-    parameters: Sequence[ParameterSpec], *, chunk_bytes: int, fraction: float, host_bytes: int, disk: bool
+    parameters: Sequence[ParameterSpec],
+    *,
+    chunk_bytes: int,
+    fraction: float,
+    host_bytes: int,
+    disk: bool,
+    windows: int,
 ) -> ChunkPlan:
     """Cut parameters into chunks and give each chunk a tier.
 
     Parameters keep their order. Of each domain, the last ``1 - fraction`` of the state's bytes stays on the
     GPU (peers of one domain may own different parts of another, and must still cut alike); the host budget
-    is filled with chunks spread evenly over the rest, and what remains goes to disk.
+    is filled with chunks of the rest, and what remains goes to disk. The first and the last chunks go to disk
+    first: the windows hold one end or the other from one step to the next, so that each of them moves in
+    every second step only. Between the ends, disk and host alternate.
 
     Args:
         parameters: In the optimizer's order.
@@ -117,6 +125,7 @@ def plan_chunks(
         fraction: Part of the bytes that leaves the GPU, 0 to 1.
         host_bytes: Host memory of this rank that may hold chunks for good.
         disk: Whether there is a disk tier; without one, all that leaves the GPU goes to the host.
+        windows: Chunks that have a place on the device at the same time.
 
     Returns:
         The plan; every parameter is in exactly one chunk.
@@ -145,7 +154,7 @@ def plan_chunks(
         for index, (leaves, members) in enumerate(groups)
     ]
     streamed = [chunk for chunk in images if chunk.tier is Tier.DISK]
-    hosted = set(_hosted(streamed, host_bytes)) if disk else {chunk.index for chunk in streamed}
+    hosted = _hosted(streamed, host_bytes, windows) if disk else {chunk.index for chunk in streamed}
     return ChunkPlan(
         chunks=tuple(_with_tier(chunk, Tier.HOST) if chunk.index in hosted else chunk for chunk in images)
     )
@@ -183,20 +192,31 @@ def _lay_out(index: int, members: list[int], parameters: Sequence[ParameterSpec]
     )
 
 
-def _hosted(chunks: Sequence[Chunk], host_bytes: int) -> list[int]:
-    """Choose chunks for the host tier, spread over the order so that disk and host alternate.
+def _hosted(chunks: Sequence[Chunk], host_bytes: int, windows: int) -> set[int]:
+    """Choose chunks for the host tier: between the ends that the windows hold in turn, then the ends too."""
+    inner = chunks[windows : len(chunks) - windows]
+    chosen = _spread(inner, host_bytes)
+    left = host_bytes - sum(chunk.nbytes for chunk in inner if chunk.index in chosen)
+    for chunk in chunks:
+        if chunk.index not in chosen and chunk.nbytes <= left:
+            chosen.add(chunk.index)
+            left -= chunk.nbytes
+    return chosen
+
+
+def _spread(chunks: Sequence[Chunk], host_bytes: int) -> set[int]:
+    """Choose chunks of up to `host_bytes`, spread over the order so that disk and host alternate.
 
     Each chunk earns its size in proportion to the part of the bytes that fits and is taken once it has
     earned it, as in Bresenham's line.
     """
     total = sum(chunk.nbytes for chunk in chunks)
-    if total <= host_bytes:
-        return [chunk.index for chunk in chunks]
-    chosen, left, credit = [], host_bytes, 0.0
+    chosen: set[int] = set()
+    left, credit = host_bytes, 0.0
     for chunk in chunks:
-        credit += chunk.nbytes * host_bytes / total
+        credit += chunk.nbytes * min(1.0, host_bytes / total)
         if credit >= chunk.nbytes and chunk.nbytes <= left:
-            chosen.append(chunk.index)
+            chosen.add(chunk.index)
             left -= chunk.nbytes
             credit -= chunk.nbytes
     return chosen

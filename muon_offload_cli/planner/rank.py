@@ -160,6 +160,7 @@ def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings) -> ChunkPlan:
         fraction=settings.fraction,
         host_bytes=settings.host_bytes,
         disk=settings.engine != "host",
+        windows=settings.windows,
     )
 
 
@@ -169,15 +170,10 @@ def _traffic(streamed: Sequence[Chunk], windows: int, ring_bytes: int, *, addres
     def on_disk(chunks: Sequence[Chunk]) -> int:
         return sum(chunk.nbytes for chunk in chunks if chunk.tier is Tier.DISK)
 
-    written = on_disk(streamed)
-    # A forward pass ends with the last chunks in the windows, a backward pass with the first ones.
+    # A forward pass ends with the last chunks in the windows, a backward pass with the first ones; the next
+    # pass begins with them, so they are neither read nor written in between.
     kept = (on_disk(streamed[-windows:]) + on_disk(streamed[:windows])) // 2
-    read = written - kept
-    behind = min(kept, written)
-    return Traffic(
-        read=read,
-        written=written,
-        # Without a ring nothing can be fetched before a window is free.
-        read_behind=0 if addressable else min(ring_bytes, read),
-        written_behind=behind,
-    )
+    moved = on_disk(streamed) - kept
+    # What the two rings hold moves while forward and backward run; without a ring nothing does.
+    behind = 0 if addressable else min(ring_bytes, moved)
+    return Traffic(read=moved, written=moved, read_behind=behind, written_behind=behind)

@@ -9,7 +9,13 @@ from muon_offload_cli.offload.plan import ParameterSpec, plan_chunks
 
 DENSE = [ParameterSpec(shape=(64, size), domain=False) for size in (32, 64, 16, 64)]
 EXPERTS = [ParameterSpec(shape=(8, 16), domain=True)] * 3
-SETTINGS: dict[str, Any] = {"chunk_bytes": 60_000, "fraction": 1.0, "host_bytes": 0, "disk": True}
+SETTINGS: dict[str, Any] = {
+    "chunk_bytes": 60_000,
+    "fraction": 1.0,
+    "host_bytes": 0,
+    "disk": True,
+    "windows": 3,
+}
 
 
 def hashed(parameters: list[ParameterSpec], *, domain: bool = False, **changes: Any) -> tuple[int, int, int]:

@@ -158,7 +158,7 @@ def test_a_write_that_fails_while_closing_is_raised_by_close(directory: Path) ->
 
 def test_a_fault_of_the_disk_tier_stops_a_run_that_uses_host_memory_too(directory: Path) -> None:
     wrap = opening(lambda store: FailingStore(store, fail_on="read"), Tier.DISK)
-    given = settings(directory, host_bytes=40_000, fraction=0.8)
+    given = settings(directory, host_bytes=40_000, fraction=0.8, windows=1)
     offloader = StateOffloader(PARAMETERS, given, CPU, open_store=wrap)
     assert offloader.plan.of_tier(Tier.HOST)
     with closed_in_time(offloader), pytest.raises(StoreError, match="EIO"):

@@ -30,6 +30,7 @@ settings = st.fixed_dictionaries(
         "fraction": st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1)),
         "host_bytes": st.one_of(st.just(0), st.integers(0, 2_000_000)),
         "disk": st.booleans(),
+        "windows": st.integers(1, 5),
     }
 )
 
@@ -152,16 +153,29 @@ def test_equal_shapes_give_equal_plans_whatever_the_domains_are_called(
     assert plan_chunks(parameters, **given) == plan_chunks(renamed, **given)
 
 
-def test_host_chunks_are_spread_between_disk_chunks() -> None:
-    parameters = [ParameterSpec(shape=(512,))] * 12
-    plan = plan_chunks(parameters, chunk_bytes=4096, fraction=1.0, host_bytes=6 * 4096, disk=True)
-    tiers = [chunk.tier for chunk in plan.chunks]
-    assert tiers == [Tier.DISK, Tier.HOST] * 6
+@pytest.mark.parametrize(
+    ("hosted", "tiers"),
+    [
+        (3, "DD DHDHDH DD"),
+        (6, "DD HHHHHH DD"),
+        (7, "HD HHHHHH DD"),
+        (10, "HH HHHHHH HH"),
+    ],
+)
+def test_what_the_windows_hold_in_turn_goes_to_disk_first_and_the_rest_alternates(
+    hosted: int, tiers: str
+) -> None:
+    parameters = [ParameterSpec(shape=(512,))] * 10
+    plan = plan_chunks(
+        parameters, chunk_bytes=4096, fraction=1.0, host_bytes=hosted * 4096, disk=True, windows=2
+    )
+    names = {Tier.DISK: "D", Tier.HOST: "H"}
+    assert [names[chunk.tier] for chunk in plan.chunks] == list(tiers.replace(" ", ""))
 
 
 def test_chunk_images_are_laid_out_masters_first() -> None:
     parameters = [ParameterSpec(shape=(3, 5)), ParameterSpec(shape=(200,))]
-    plan = plan_chunks(parameters, chunk_bytes=0, fraction=1.0, host_bytes=0, disk=True)
+    plan = plan_chunks(parameters, chunk_bytes=0, fraction=1.0, host_bytes=0, disk=True, windows=2)
     assert plan.chunks == (
         Chunk(
             index=0,
@@ -176,7 +190,7 @@ def test_chunk_images_are_laid_out_masters_first() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
 def test_no_parameters_give_an_empty_plan(fraction: float) -> None:
-    plan = plan_chunks([], chunk_bytes=100, fraction=fraction, host_bytes=0, disk=True)
+    plan = plan_chunks([], chunk_bytes=100, fraction=fraction, host_bytes=0, disk=True, windows=2)
     assert plan.chunks == ()
     assert plan.bytes_of(Tier.GPU, Tier.HOST, Tier.DISK) == 0
 
@@ -193,7 +207,9 @@ def test_peers_with_other_experts_visit_dense_parameters_in_the_same_order(
     def visits(own: list[int]) -> list[int]:
         parameters = [ParameterSpec(shape=(size,), domain=False) for size in dense]
         parameters += [ParameterSpec(shape=(size,), domain=True) for size in own]
-        plan = plan_chunks(parameters, chunk_bytes=chunk_bytes, fraction=fraction, host_bytes=0, disk=True)
+        plan = plan_chunks(
+            parameters, chunk_bytes=chunk_bytes, fraction=fraction, host_bytes=0, disk=True, windows=2
+        )
         order = [*plan.of_tier(Tier.GPU), *plan.of_tier(Tier.HOST, Tier.DISK)]
         return [index for chunk in order for index in chunk.parameters if index < len(dense)]
 
