@@ -268,7 +268,7 @@ def _hidden_parts(
     for group, option in asked.parts.items():
         for key in dict(_leaves({group: read_mapping(options[group][option], "part")})):
             wanted = parts.get(key)
-            if key in asked.values or recipe_values.get(key, wanted) == wanted:
+            if key in asked.values or recipe_values.get(key, wanted) == wanted or wanted == MISSING:
                 continue
             yield Problem(
                 what=f"{group}={option} sets {key}={wanted}, "

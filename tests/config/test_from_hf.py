@@ -120,6 +120,20 @@ def test_transformers_5_spells_positions_and_experts_otherwise(tmp_path: Path) -
     assert compose("qwen3_30b_a3b", [f"model.from_hf={write(tmp_path, values)}"])
 
 
+def test_a_recipe_of_ones_own_needs_no_part_for_the_model(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    folder = FOLDER / "qwen3_4b"
+    mine.write_text(
+        "defaults: [data: mock]\n"
+        f"model: {{from_hf: {folder}}}\n"
+        "optimizer: {lr: 1.0e-5}\n"
+        "train: {steps: 1, sequence_length: 8, global_batch: 1}\n"
+    )
+    for words in ([], ["model=from_hf"]):
+        model = compose(str(mine), words).config.model
+        assert (model.name, model.num_layers, model.from_hf) == ("qwen3_4b", 36, str(folder))
+
+
 def test_a_folder_below_home_and_a_relative_one_become_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

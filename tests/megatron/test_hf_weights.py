@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from muon_offload_cli.config.compose import compose
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.megatron.hf_weights import load_weights
+from muon_offload_cli.megatron.hf_weights import load_weights, watch_for_weights
+from muon_offload_cli.megatron.substitute import Substitutions
 
 
 class Bridge:
@@ -90,6 +92,37 @@ def test_what_the_bridge_refuses_is_told_in_one_line(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"Megatron-Bridge cannot load it: Failed to load\.$"):
         load_weights([make_model()], folder, tied=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "loads"),
+    [
+        ([], True),
+        (["model.hf_weights=false"], False),
+        (["resume=/old/run", "resume.step=7"], False),
+    ],
+)
+def test_weights_are_loaded_before_the_optimizer_is_built_unless_a_checkpoint_has_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], loads: bool
+) -> None:
+    from megatron.training import training
+
+    model, order = make_model(), []
+    monkeypatch.setattr(training, "get_args", SimpleNamespace)
+    monkeypatch.setattr(
+        training,
+        "get_megatron_optimizer",
+        lambda settings, chunks: order.append(chunks[0][0].weight.sum().item()),
+    )
+    published = Path(__file__).parents[1] / "config" / "hf" / "qwen3_4b" / "config.json"
+    (folder / "config.json").write_text(published.read_text())
+    config = compose("qwen3_4b", [f"model.from_hf={folder}", *words]).config
+    with Substitutions() as stack:
+        watch_for_weights(config, stack)
+        training.get_megatron_optimizer(None, [model])
+    training.get_megatron_optimizer(None, [model])
+    assert (order[0] == 8.0) == loads
+    assert order[1] == order[0]
 
 
 def test_a_bridge_that_is_missing_is_told_with_how_to_get_it(
