@@ -83,6 +83,26 @@ def figures(
     return lines
 
 
+def in_three_lines(plan: RunPlan) -> list[tuple[str, str]]:
+    """Return what a plan comes to, as label and text."""
+    rank, node = plan.heaviest.figures, plan.heaviest_node
+    host = node.host_bytes + node.staging_bytes
+    return [
+        ("model", _model(plan)),
+        (
+            "heaviest rank",
+            f"{format_bytes(rank.disk_bytes)} on disk, "
+            f"{format_bytes(rank.host_bytes + rank.staging_bytes)} of host memory, "
+            f"{format_bytes(rank.device_bytes)} on the device without activations",
+        ),
+        (
+            "heaviest node",
+            f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(host)} of host memory; "
+            f"a step reads {format_bytes(node.read)} and writes {format_bytes(node.written)}",
+        ),
+    ]
+
+
 def show(
     plan: RunPlan,
     fit: Fit,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muon_offload_cli.cli.planning import plan_for_rules, settle_host_memory
+from muon_offload_cli.cli.planning import layouts_here, plan_for_rules, settle_host_memory
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.gathering import gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
 from muon_offload_cli.config.rules import check, refuses
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.machine import wants_more_gpus
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.launch.resume import settle_checkpoints
@@ -77,8 +79,9 @@ def judge(
     composition = compose(recipe, overrides, recipe_directories)
     config = composition.config
     local = here or config.cluster.name == "local"
-    remarks = _choose_device(config, gpu_count()) if start and config.device is Device.auto else []
-    remarks += settle_host_memory(config, here=local)
+    remarks = settle_host_memory(config, here=local)
+    if start and config.device is Device.auto:
+        remarks += _choose_device(config, composition.written, gpu_count())
     planned = plan_for_rules(config, composition.written)
     facts = gather_facts(
         config,
@@ -87,6 +90,14 @@ def judge(
         planned=planned if room else replace(planned, directory_bytes=()),
         data_problems=look_at_data(config),
     )
+    if local and wants_more_gpus(config, facts):
+        told, fix = layouts_here(
+            config,
+            composition.written,
+            gpus=facts.num_gpus or 1,
+            disk_bytes=_room_on_drives(facts),
+        )
+        facts = replace(facts, layouts_told=told, layouts_fix=fix)
     problems = check(config, composition.written, facts, here=local)
     if local and not _resumes_wrongly(problems):
         try:
@@ -95,6 +106,12 @@ def judge(
         except UserError as error:
             problems += error.problems
     return Judged(config=config, problems=[*problems, *remarks], here=local)
+
+
+def _room_on_drives(facts: MachineFacts) -> int | None:
+    """Return the bytes that the offload directories take when each drive gets the same; None: not known."""
+    free = {each.device: each.free_bytes for each in facts.directories if each.free_bytes is not None}
+    return min(free.values()) * len(free) if free else None
 
 
 def _resumes_wrongly(problems: Sequence[Problem]) -> bool:
@@ -113,16 +130,20 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     return Prepared(config=resolve_directory(judged.config), remarks=judged.problems)
 
 
-def _choose_device(config: Config, num_gpus: int) -> list[Problem]:
+def _choose_device(config: Config, written: Set[str], num_gpus: int) -> list[Problem]:
     """Replace ``auto``; says so if GPUs are there and not used."""
     ranks = config.launcher.ranks_per_node
     config.device = Device.cuda if num_gpus >= ranks else Device.cpu
     if 0 < num_gpus < ranks:
+        told, fix = layouts_here(config, written, gpus=num_gpus)
+        what = (
+            f"device=auto trains on the CPU: launcher.ranks_per_node={ranks} needs {ranks} GPUs, and this "
+            f"machine has {num_gpus}. {told}"
+        )
         return [
             Problem(
-                what=f"device=auto trains on the CPU: launcher.ranks_per_node={ranks} "
-                f"needs {ranks} GPUs, and this machine has {num_gpus}.",
-                fix=f"launcher.ranks_per_node={num_gpus} device=cuda, with parallel sizes that divide it",
+                what=what.rstrip(),
+                fix=f"device=cuda {fix}" if fix else "a machine with more GPUs",
                 keys=("device", "launcher.ranks_per_node"),
                 level=Level.NOTE,
             )

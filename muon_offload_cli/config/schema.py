@@ -293,6 +293,10 @@ class ModelConfig:
 
     Attributes:
         name: Name of the part below ``conf/model``.
+        from_hf: Folder of a Hugging Face model: its ``config.json`` gives the numbers below that nothing else
+            gives, and must agree with the others; null: there is none.
+        hf_weights: Begin with the weights of that folder, through Megatron-Bridge; false: with random ones.
+        hf_tokenizer: Take that folder's tokenizer where the tokens are no bytes.
         num_layers: Transformer layers, multi-token prediction not counted.
         hidden_size: Width of the residual stream.
         ffn_hidden_size: Width of the feed-forward part of dense layers.
@@ -337,6 +341,9 @@ class ModelConfig:
     """
 
     name: str = MISSING
+    from_hf: str | None = None
+    hf_weights: bool = True
+    hf_tokenizer: bool = True
     num_layers: int = MISSING
     hidden_size: int = MISSING
     ffn_hidden_size: int = MISSING

@@ -76,6 +76,8 @@ def _model(config: Config) -> str:
     text = f"{model.name}: {model.num_layers} layers, hidden {model.hidden_size}"
     if model.moe.num_experts is not None:
         text += f", {model.moe.num_experts} experts (top {model.moe.topk})"
+    if model.from_hf is not None:
+        text += f", {'' if model.hf_weights else 'random weights, numbers '}from {model.from_hf}"
     return text
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.schema import Config, DataSource, ModelConfig, MoeConfig
-from muon_offload_cli.config.vocabulary import vocabulary_size
+from muon_offload_cli.config.vocabulary import uses_hf_tokenizer, vocabulary_size
+from muon_offload_cli.units import round_up
 
 
 def megatron_flags(
@@ -199,14 +200,22 @@ def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _data(config: Config, device: str, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
-    yield "vocab-size", vocabulary_size(config)
+    vocabulary = vocabulary_size(config)
+    yield "vocab-size", vocabulary
     scripts_own = config.data.source is DataSource.script
     if device == "cpu" or not scripts_own:
         # A loader's workers pin memory, which needs a driver.
         yield "num-workers", 0
     if scripts_own:
         return
-    yield "tokenizer-type", "NullTokenizer"
+    if uses_hf_tokenizer(config):
+        yield "tokenizer-type", "HuggingFaceTokenizer"
+        yield "tokenizer-model", config.model.from_hf
+        # Megatron would pad the tokenizer's size, and models have more rows than their tokenizers tokens.
+        rows = config.model.make_vocab_size_divisible_by * config.parallel.tp
+        yield "padded-vocab-size", round_up(vocabulary, rows)
+    else:
+        yield "tokenizer-type", "NullTokenizer"
     if data_prefix is None:
         yield "mock-data", True
     else:

@@ -18,6 +18,7 @@ import torch
 
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.exact_halves import with_exact_halves
+from muon_offload_cli.megatron.plan_agreement import demand_same_plan
 from muon_offload_cli.offload.offloader import ChunkState, StateOffloader
 from muon_offload_cli.offload.plan import ParameterSpec
 from muon_offload_cli.offload.settings import OffloadSettings
@@ -103,19 +104,18 @@ def make_muon_child(
             ]
             self._model_params = [parameter for _, parameter in self._offloaded]
             device = self._model_params[0].device
-            self.offloader = StateOffloader(
-                [
-                    ParameterSpec(
-                        shape=tuple(parameter.shape),
-                        domain=bool(groups[group].get("is_expert_parallel", False)),
-                        second_moment=second_moment_shape(optimizer, parameter),
-                    )
-                    for group, parameter in self._offloaded
-                ],
-                settings(),
-                device,
-            )
+            specs = [
+                ParameterSpec(
+                    shape=tuple(parameter.shape),
+                    domain=bool(groups[group].get("is_expert_parallel", False)),
+                    second_moment=second_moment_shape(optimizer, parameter),
+                )
+                for group, parameter in self._offloaded
+            ]
+            self.offloader = StateOffloader(specs, settings(), device)
             try:
+                peers = getattr(optimizer, "pg_collection", None)
+                demand_same_plan(self.offloader.plan, specs, peers, device)
                 self._take_over(base, (optimizer, config, grad_scaler, init_state_fn), originals)
             except BaseException:
                 # Whoever builds an optimizer in vain has nothing to close.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+from muon_offload_cli.config.gathering import gather_facts, look_at_pretrained, resolve_directory
 
 
 def test_a_directory_that_does_not_exist_is_judged_by_its_nearest_parent_and_not_made(tmp_path: Path) -> None:
@@ -87,3 +87,28 @@ def test_paths_that_cannot_be_looked_at_are_no_megatron_and_no_file(path: str) -
     facts = gather_facts(config, probe=False)
     assert facts.megatron_missing == ("megatron/core", "megatron/training")
     assert facts.files[path].num_bytes is None
+
+
+def test_the_folder_of_a_pretrained_model_is_looked_at(tmp_path: Path) -> None:
+    assert look_at_pretrained(tmp_path).weight_files == 0
+    assert not look_at_pretrained(tmp_path).tokenizer
+    for name in ("model-1-of-2.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}')
+    found = look_at_pretrained(tmp_path)
+    assert (found.weight_files, found.missing) == (1, ("model-2-of-2.safetensors",))
+    assert found.tokenizer
+    index.write_text("{")
+    assert look_at_pretrained(tmp_path).missing == (index.name,)
+
+
+def test_what_is_installed_for_it_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("transformers", "megatron/bridge"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        (tmp_path / "site" / name / "__init__.py").write_text("raise SystemExit(9)")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = look_at_pretrained(tmp_path)
+    assert (found.bridge, found.transformers) == (True, True)

@@ -6,6 +6,7 @@ import functools
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from muon_offload_cli.config.rules import (
     MegatronFacts,
     ParameterFacts,
     PlannedFacts,
+    PretrainedFacts,
     Rule,
     all_rules,
     check,
@@ -75,6 +77,15 @@ TWO_HUNDRED_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=200 * 2**3
 LARGE_RINGS = MachineFacts(
     planned=PlannedFacts(host_bytes=200 * 2**30, staging_bytes=200 * 2**30), headroom_bytes=10**11
 )
+HF = f"model=from_hf model.from_hf={Path(__file__).parent / 'hf' / 'qwen3_4b'}"
+
+
+def pretrained(**changes: Any) -> MachineFacts:
+    return MachineFacts(pretrained=PretrainedFacts(**changes))
+
+
+WITHOUT_WEIGHTS = pretrained(weight_files=0)
+TWO_GPUS = MachineFacts(cuda_available=True, num_gpus=2)
 ONE_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=2**30))
 LARGE_PARAMETER = MachineFacts(
     planned=PlannedFacts(largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20))
@@ -713,9 +724,27 @@ CASES = [
         "gpus-here",
         "",
         "launcher.ranks_per_node=2",
-        MachineFacts(cuda_available=True, num_gpus=2),
-        MachineFacts(cuda_available=True, num_gpus=2),
+        TWO_GPUS,
+        TWO_GPUS,
     ),
+    Case(
+        "gpus-here",
+        "",
+        "device=cpu",
+        replace(TWO_GPUS, layouts_told="What fits here: ...", layouts_fix="launcher.ranks_per_node=2"),
+        TWO_GPUS,
+    ),
+    Case("gpus-here", "", "device=cpu", replace(TWO_GPUS, layouts_told="Nothing fits."), TWO_GPUS),
+    Case("hf-weights", HF, f"{HF} model.hf_weights=false", WITHOUT_WEIGHTS, WITHOUT_WEIGHTS),
+    Case("hf-weights", HF, HF, pretrained(missing=("a", "b", "c", "d")), pretrained()),
+    Case(
+        "hf-weights", HF, f"{HF} model.hf_weights=false", pretrained(bridge=False), pretrained(bridge=False)
+    ),
+    Case("hf-tokenizer", f"{HF} data=mock", HF, pretrained(tokenizer=False), pretrained(tokenizer=False)),
+    Case("hf-tokenizer", f"{HF} data=mock", "data=mock", pretrained(transformers=False), pretrained()),
+    Case("hf-bytes", HF, f"{HF} data=mock", level=Level.WARNING),
+    Case("hf-bytes", HF, f"{HF} model.hf_weights=false", level=Level.WARNING),
+    Case("unused-hf-keys", "model.hf_tokenizer=false", f"{HF} model.hf_tokenizer=false"),
     Case("directory-absolute", "offload.directory=a", "offload.directory=/a"),
     Case(
         "directory-absolute",

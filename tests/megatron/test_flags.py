@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,16 @@ def test_no_flag_is_given_twice(name: str) -> None:
 def test_the_loss_of_examples_is_a_mean_over_all_their_tokens_and_not_over_micro_batches() -> None:
     assert "calculate-per-token-loss" in flags("tiny", "data=chat", "data.paths=[/a.jsonl]")
     assert "calculate-per-token-loss" not in flags("tiny")
+
+
+def test_a_hugging_face_tokenizer_leaves_the_models_rows_as_they_are() -> None:
+    folder = Path(__file__).parents[1] / "config" / "hf" / "qwen3_4b"
+    given = flags("qwen3_4b", f"model.from_hf={folder}", "model.make_vocab_size_divisible_by=128")
+    assert (given["tokenizer-type"], given["tokenizer-model"]) == ("HuggingFaceTokenizer", str(folder))
+    # 151936 is no multiple of 128 x TP2.
+    assert (given["vocab-size"], given["padded-vocab-size"]) == ("151936", "152064")
+    for words in (["model.hf_tokenizer=false"], ["data=stdlib"]):
+        assert flags("qwen3_4b", f"model.from_hf={folder}", *words)["tokenizer-type"] == "NullTokenizer"
 
 
 def test_latent_attention_replaces_query_groups() -> None:

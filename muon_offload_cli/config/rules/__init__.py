@@ -19,6 +19,7 @@ from muon_offload_cli.config.rules import (
     model,
     numbers,
     pipeline,
+    pretrained,
     topology,
     unread,
 )
@@ -29,6 +30,7 @@ from muon_offload_cli.config.rules.facts import (
     MegatronFacts,
     ParameterFacts,
     PlannedFacts,
+    PretrainedFacts,
 )
 from muon_offload_cli.config.rules.registry import Rule, as_note
 from muon_offload_cli.config.schema import Config
@@ -41,6 +43,7 @@ __all__ = [
     "MegatronFacts",
     "ParameterFacts",
     "PlannedFacts",
+    "PretrainedFacts",
     "Rule",
     "all_rules",
     "check",
@@ -61,6 +64,7 @@ _SUBJECTS = (
     pipeline,
     model,
     architecture,
+    pretrained,
     data,
     machine,
     directory,

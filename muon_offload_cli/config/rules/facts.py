@@ -59,6 +59,25 @@ class FileFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainedFacts:
+    """The folder of `model.from_hf`, and what is installed to read it.
+
+    Attributes:
+        weight_files: Files of weights (safetensors) in it.
+        missing: Files that its index of weights names and that are not there.
+        tokenizer: It holds a tokenizer.
+        bridge: Megatron-Bridge is installed.
+        transformers: The package transformers is installed.
+    """
+
+    weight_files: int = 1
+    missing: tuple[str, ...] = ()
+    tokenizer: bool = True
+    bridge: bool = True
+    transformers: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFacts:
     """A matrix that Muon steps, as one rank holds it, with the bytes of its momentum and master weight."""
 
@@ -125,11 +144,14 @@ class MachineFacts:
         directories: The offload directories, in order; empty if no engine uses one or none could be chosen.
         files: Data files and the script of the config by path as given.
         data_problems: What is wrong with the content of the data files.
+        pretrained: The folder of `model.from_hf`; None if there is none.
         planned: What the plan says; the empty instance if there is none.
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         memory_limit_bytes: Limit of the control group that this process is in; None: none, or not known.
         cuda_available: Whether torch sees a GPU.
         num_gpus: GPUs that torch sees.
+        layouts_told: Which layouts of the model would fit those GPUs, where the run wants more; a sentence.
+        layouts_fix: The words that turn the run into the first of them; empty if there is none.
         megatron: The software that would train.
         megatron_missing: Folders of a Megatron that are not below `megatron.path`.
         megatron_beside_script: Folder of `megatron.entrypoint` if it holds a Megatron other than
@@ -142,11 +164,14 @@ class MachineFacts:
     directories: tuple[DirectoryFacts, ...] = ()
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     data_problems: tuple[Problem, ...] = ()
+    pretrained: PretrainedFacts | None = None
     planned: PlannedFacts = PlannedFacts()
     headroom_bytes: int | None = None
     memory_limit_bytes: int | None = None
     cuda_available: bool | None = None
     num_gpus: int | None = None
+    layouts_told: str = ""
+    layouts_fix: str = ""
     megatron: MegatronFacts | None = None
     megatron_missing: tuple[str, ...] = ()
     megatron_beside_script: str | None = None
