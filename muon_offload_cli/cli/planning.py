@@ -109,8 +109,11 @@ def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
         return PlannedFacts()
     largest, node = plan.largest, plan.nodes[config.launcher.node_rank]
     return PlannedFacts(
-        needed_bytes=node.disk_bytes if uses_directory(config) else None,
+        directory_bytes=node.by_directory(len(config.offload.directory or [None]))
+        if uses_directory(config)
+        else (),
         host_bytes=node.host_bytes + node.staging_bytes,
+        staging_bytes=node.staging_bytes,
         largest_parameter=None
         if largest is None
         else ParameterFacts(name=largest.name, shape=largest.shape, state_bytes=largest.state_bytes),

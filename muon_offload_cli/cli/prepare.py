@@ -15,7 +15,9 @@ from muon_offload_cli.config.probing import needs_probe
 from muon_offload_cli.config.rules import check, refuses
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
+from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.machine.devices import gpu_count
+from muon_offload_cli.tokens.verification import look_at_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +25,8 @@ class Judged:
     """A run as the rules see it.
 
     Attributes:
-        config: Composed; `offload.host_memory_gb` is a number, and `device` settled if the run is to start.
+        config: Composed; `offload.host_memory_gb` is a number, the checkpoint to go on from chosen if this
+            machine was judged, and `device` settled if the run is to start.
         problems: All that was found, notes of what ``auto`` took included.
         here: Whether this machine was judged, and not the recipe's cluster.
     """
@@ -44,8 +47,8 @@ class Prepared:
     """A run that may start.
 
     Attributes:
-        config: Resolved: `device` and `offload.host_memory_gb` are no longer ``auto``, `offload.directory` is
-            set if it is read.
+        config: Resolved: `device`, `offload.host_memory_gb` and `resume` are no longer ``auto``,
+            `offload.directory` is set if it is read.
         remarks: Warnings and notes of the rules.
     """
 
@@ -81,10 +84,22 @@ def judge(
         config,
         probe=start or needs_probe(config, here=local),
         write=here and room,
-        planned=planned if room else replace(planned, needed_bytes=None),
+        planned=planned if room else replace(planned, directory_bytes=()),
+        data_problems=look_at_data(config),
     )
     problems = check(config, composition.written, facts, here=local)
+    if local and not _resumes_wrongly(problems):
+        try:
+            config, chosen = settle_checkpoints(config, Path.cwd())
+            problems += chosen
+        except UserError as error:
+            problems += error.problems
     return Judged(config=config, problems=[*problems, *remarks], here=local)
+
+
+def _resumes_wrongly(problems: Sequence[Problem]) -> bool:
+    """Tell whether a rule refuses the words that say what to go on from: there is then nothing to look at."""
+    return any(key.startswith("resume.") for each in refuses(problems) for key in each.keys)
 
 
 def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepared:

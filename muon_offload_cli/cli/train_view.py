@@ -96,8 +96,8 @@ class TrainView:
         if report.rank == 0 and report.saved_step > self._saved:
             self._saved = report.saved_step
             self._console.print(
-                f"saved step {report.saved_step} ({format_bytes(report.save_bytes)}; {report.saves} so far: "
-                f"{report.save_write_s:.1f} s of writing, {report.save_flush_s:.1f} s of write-back)"
+                f"saved step {report.saved_step} ({format_bytes(report.save_bytes)}: "
+                f"{report.save_flush_s:.1f} s of write-back, {report.save_write_s:.1f} s of writing)"
             )
         for note in report.notes:
             if note not in self._said:
@@ -109,6 +109,11 @@ class TrainView:
         table = Table(show_edge=False, pad_edge=False, box=None)
         for name in ("rank", "disk", "host", "device", "Adam (device)", f"steps from {engine}"):
             table.add_column(name, justify="right", no_wrap=True)
+        # Where all are in one place, the lines of the plan have said it.
+        directories = {row.directory for row in verdict.ranks if row.directory}
+        several = len(directories) > 1 or any(", " in text for text in directories)
+        if several:
+            table.add_column("directory", overflow="fold")
         table.add_column("verdict", overflow="fold")
         for row in verdict.ranks:
             told = f"{row.verdict} ({row.detail})" if row.detail else row.verdict
@@ -119,6 +124,7 @@ class TrainView:
                     for size in (row.disk_bytes, row.host_bytes, row.gpu_bytes, row.adam_state_bytes)
                 ),
                 f"{row.steps_from_backend}/{row.steps}",
+                *([Text(printable(row.directory))] if several else []),
                 Text(printable(told), style="green" if row.fine else "bold red"),
             )
         self._console.print(table)

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from muon_offload_cli.config.keys import (
     FREE_PREFIX,
+    ONE_OR_SEVERAL,
     describe_type,
     enum_members,
     is_known,
@@ -296,6 +297,8 @@ def _typed(
 
 def _fits(merged: DictConfig, key: str, value: Any) -> bool:
     """Set a value; tell whether its key takes it."""
+    if key in ONE_OR_SEVERAL and isinstance(value, str | int | float):
+        value = [value]
     try:
         if key.startswith(FREE_PREFIX):
             merged.megatron.args[key.removeprefix(FREE_PREFIX)] = value

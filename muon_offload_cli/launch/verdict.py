@@ -38,6 +38,7 @@ class RankVerdict:
         host_bytes: Muon state in host memory.
         gpu_bytes: Muon state on the training device between steps.
         adam_state_bytes: State of the sibling optimizers, which stays on the training device.
+        directory: Where its bytes on disk are.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class RankVerdict:
     host_bytes: int = 0
     gpu_bytes: int = 0
     adam_state_bytes: int = 0
+    directory: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +145,7 @@ def _judge_rank(
         host_bytes=report.host_bytes,
         gpu_bytes=report.gpu_bytes,
         adam_state_bytes=report.adam_state_bytes,
+        directory=report.directory,
     )
 
 

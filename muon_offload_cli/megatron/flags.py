@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, ModelConfig, MoeConfig
+from muon_offload_cli.config.rules.family import is_muon
+from muon_offload_cli.config.schema import Config, DataSource, ModelConfig, MoeConfig
 from muon_offload_cli.config.vocabulary import vocabulary_size
 
 
@@ -29,7 +30,7 @@ def megatron_flags(
         _training(config),
         _optimizer(config),
         _model(config),
-        _data(config, data_prefix),
+        _data(config, device, data_prefix),
         _device(config.model, device, transformer_engine),
         _checkpoint(config),
     )
@@ -93,7 +94,7 @@ def _optimizer(config: Config) -> Iterator[tuple[str, Any]]:
     yield "optimizer", optimizer.name
     yield (
         "use-distributed-optimizer",
-        optimizer.distributed or (optimizer.layer_wise and optimizer.name == "muon"),
+        optimizer.distributed or (optimizer.layer_wise and is_muon(optimizer)),
     )
     yield "lr", optimizer.lr
     yield "min-lr", optimizer.min_lr
@@ -104,7 +105,7 @@ def _optimizer(config: Config) -> Iterator[tuple[str, Any]]:
     yield "adam-beta1", optimizer.adam_beta1
     yield "adam-beta2", optimizer.adam_beta2
     yield "adam-eps", optimizer.adam_eps
-    if optimizer.name in ("muon", "dist_muon"):
+    if is_muon(optimizer):
         yield "muon-momentum", optimizer.muon_momentum
         yield "muon-nesterov", optimizer.muon_nesterov
         yield "muon-no-split-qkv", not optimizer.muon_split_qkv
@@ -197,15 +198,22 @@ def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
     yield "moe-grouped-gemm", moe.grouped_gemm
 
 
-def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
-    yield "tokenizer-type", "NullTokenizer"
+def _data(config: Config, device: str, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
     yield "vocab-size", vocabulary_size(config)
+    scripts_own = config.data.source is DataSource.script
+    if device == "cpu" or not scripts_own:
+        # A loader's workers pin memory, which needs a driver.
+        yield "num-workers", 0
+    if scripts_own:
+        return
+    yield "tokenizer-type", "NullTokenizer"
     if data_prefix is None:
         yield "mock-data", True
     else:
         yield "data-path", [data_prefix]
     yield "split", "1,0,0"
-    yield "num-workers", 0
+    # Else a micro-batch with few tokens in its responses weighs as much as one with many.
+    yield "calculate-per-token-loss", config.data.source is DataSource.chat
     yield "no-create-attention-mask-in-dataloader", True
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -99,6 +101,15 @@ class StagingRing:
                 self._changed.wait_for(lambda: bool(self._free) or self._closed)
                 self.waited_s += time.perf_counter() - began
             return self._take()
+
+    @contextmanager
+    def lend(self) -> Iterator[memoryview]:
+        """Wait for a free slot and lend its bytes to the context; raises RingClosed as `acquire` does."""
+        slot = self.acquire()
+        try:
+            yield slot.memory
+        finally:
+            self.release(slot)
 
     def release(self, slot: Slot) -> None:
         """Give a slot back; nobody may be reading or writing it any more. Allowed after `close` and `abort`.

@@ -16,6 +16,7 @@ from muon_offload_cli.storage.extent import ALIGNMENT, Extent, lay_out
 from muon_offload_cli.storage.mapped import MappedStore
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.store import Store, StoreError
+from muon_offload_cli.storage.striped import StripedStore
 from muon_offload_cli.units import MIB
 from tests.fakes.drive import directory_on_a_drive
 from tests.fakes.stores import FakePinner, SlowStore, WrappedStore, buffered_calls
@@ -30,8 +31,14 @@ def _makers(directory: Path) -> dict[str, Make]:
         "mapped": lambda size: MappedStore(directory, size),
         "direct": lambda size: DirectStore(directory, size),
         "buffered": lambda size: DirectStore(directory, size, calls=buffered_calls()),
+        "striped": lambda size: StripedStore(_three(directory), size, DirectStore),
+        "striped-mapped": lambda size: StripedStore(_three(directory), size, MappedStore),
         "wrapped": lambda size: WrappedStore(DirectStore(directory, size)),
     }
+
+
+def _three(directory: Path) -> list[Path]:
+    return [directory, directory.with_name("state-b"), directory.with_name("state-c")]
 
 
 @pytest.fixture
@@ -39,7 +46,9 @@ def directory(tmp_path: Path) -> Path:
     return directory_on_a_drive(tmp_path) / "state"
 
 
-@pytest.fixture(params=["memory", "pinned", "mapped", "direct", "buffered", "wrapped"])
+@pytest.fixture(
+    params=["memory", "pinned", "mapped", "direct", "buffered", "striped", "striped-mapped", "wrapped"]
+)
 def make(request: pytest.FixtureRequest, directory: Path) -> Make:
     return _makers(directory)[request.param]
 
@@ -226,5 +235,7 @@ def test_descriptors_and_mappings_stay_flat(make: Make, buffer: HostBuffer) -> N
 
 def test_nothing_has_a_name_on_disk(make: Make, directory: Path) -> None:
     with make(MIB) as store:
-        assert not store.on_disk or list(directory.iterdir()) == []
-    assert not directory.exists()
+        files = len(store.parts) if store.on_disk else 0
+        assert sum(folder.is_dir() for folder in _three(directory)) == files
+        assert not any(list(folder.iterdir()) for folder in _three(directory)[:files])
+    assert not any(folder.exists() for folder in _three(directory))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.conftest import Saved
 from tests.end_to_end.planned import assert_as_planned
-from tests.end_to_end.runs import DP2, TP2_EP2, Run, state, train
+from tests.end_to_end.runs import DP2, TP2_EP2, Run, train
 
 MEGATRON_018 = os.environ.get("MUON_OFFLOAD_MEGATRON_018", "")
 RESIDENT = ("offload=none",)
@@ -90,21 +90,30 @@ def test_six_steps_are_bit_identical_to_resident_state(
 
 
 @pytest.mark.parametrize(
-    ("layout", "tiers"), [("uneven_pp2", ()), ("older_path", THREE_TIERS), ("megatron_018", ())]
+    ("layout", "number", "tiers"),
+    [("uneven_pp2", 2, ()), ("older_path", 3, THREE_TIERS), ("megatron_018", 1, ())],
 )
 def test_other_ways_through_megatron_are_bit_identical(
-    tmp_path: Path, directory: Path, resident: Residents, layout: str, tiers: tuple[str, ...]
+    tmp_path: Path, directory: Path, resident: Residents, layout: str, number: int, tiers: tuple[str, ...]
 ) -> None:
     if layout == "megatron_018" and not MEGATRON_018:
         pytest.skip("MUON_OFFLOAD_MEGATRON_018 names no unpacked megatron-core 0.18.2")
-    words = (*PATHS[layout], *state(directory), *tiers)
+    places = [f"{directory}{suffix}" for suffix in ("", "-b", "-c")[:number]]
+    words = (*PATHS[layout], "offload=disk", f"offload.directory=[{','.join(places)}]", *tiers)
     run = train(tmp_path / "run", *words, **more(layout))
     assert_same(resident.of(layout), run, "disk")
     if layout != "megatron_018":
         # The plan is made for the Megatron that is installed.
         assert_as_planned(run, *words)
-    for report in run.reports.values() if tiers else ():
+    reports = list(run.reports.values())
+    for report in reports if tiers else ():
         assert min(report.disk_bytes, report.host_bytes, report.gpu_bytes) > 0
         assert report.host_bytes <= 0.0003 * 2**30 / 2
+    # Two ranks have a directory each where there are two, and all of them where there are more.
+    each = places * 2 if number <= 2 else [", ".join(places)] * 2
+    assert [report.directory for report in reports] == each[:2]
+    assert [row["directory"] for row in run.summary["ranks"]] == each[:2]
+    assert (f"each rank's file is striped over all {number} directories" in run.output) is (number > 2)
+    assert not any(Path(place).exists() for place in places)
     version = "0.18.2" if layout == "megatron_018" else "0.19.2"
-    assert {report.megatron_version for report in run.reports.values()} == {version}
+    assert {report.megatron_version for report in reports} == {version}

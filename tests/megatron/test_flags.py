@@ -29,6 +29,11 @@ def test_no_flag_is_given_twice(name: str) -> None:
     assert flags(name)["num-layers"]
 
 
+def test_the_loss_of_examples_is_a_mean_over_all_their_tokens_and_not_over_micro_batches() -> None:
+    assert "calculate-per-token-loss" in flags("tiny", "data=chat", "data.paths=[/a.jsonl]")
+    assert "calculate-per-token-loss" not in flags("tiny")
+
+
 def test_latent_attention_replaces_query_groups() -> None:
     given = flags("moonlight_16b_a3b")
     assert "group-query-attention" not in given

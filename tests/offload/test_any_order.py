@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from muon_offload_cli.offload.offloader import StateOffloader
 from muon_offload_cli.storage.extent import Extent
+from muon_offload_cli.storage.piece_writer import PieceWriter, Sources
 from muon_offload_cli.storage.store import Store, StoreError
 from tests.fakes.stores import WrappedStore
 from tests.offload.rig import (
@@ -58,9 +61,17 @@ class AnyOrder(RuleBasedStateMachine):
         fraction=st.sampled_from([0.6, 1.0]),
         host_bytes=st.sampled_from([0, 20_000]),
         slots=st.integers(1, 4),
+        directories=st.integers(1, 3),
     )
     def open(
-        self, engine: str, windows: int, chunk_bytes: int, fraction: float, host_bytes: int, slots: int
+        self,
+        engine: str,
+        windows: int,
+        chunk_bytes: int,
+        fraction: float,
+        host_bytes: int,
+        slots: int,
+        directories: int,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.stores: list[Breakable] = []
@@ -72,6 +83,7 @@ class AnyOrder(RuleBasedStateMachine):
         given = settings(
             self.folder / "state",
             engine,
+            directories=tuple(self.folder / f"state-{number}" for number in range(directories)),
             windows=windows,
             chunk_bytes=chunk_bytes,
             fraction=fraction,
@@ -82,6 +94,7 @@ class AnyOrder(RuleBasedStateMachine):
             PARAMETERS, given, CPU, open_store=opening(wrap) if engine == "disk" else None
         )
         self.model, self.steps, self.failed = Model(), 0, False
+        self.saved: Model | None = None
         self.fill()
 
     @precondition(lambda self: not self.failed)
@@ -122,6 +135,40 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.failed)
     @rule()
+    def save_a_checkpoint(self) -> None:
+        """As a checkpoint is written: views go to a writer that reads the drive by itself."""
+        self.offloader.synchronize()
+        sources = Sources(list(self.offloader.stores.values()))
+        writer = PieceWriter(self.checkpoint, sources)
+        for tensor in self._resting():
+            writer.write(memoryview(tensor.contiguous().view(-1).numpy()).cast("B"))
+        writer.close()
+        sources.close()
+        self.offloader.drop_cache()
+        self.saved = copy.deepcopy(self.model)
+
+    @precondition(lambda self: not self.failed and self.saved)
+    @rule()
+    def load_the_checkpoint(self) -> None:
+        data = memoryview(bytearray(self.checkpoint.read_bytes()))
+        with self.offloader.written_outside():
+            for tensor in self._resting():
+                nbytes = tensor.numel() * 4
+                loaded = torch.frombuffer(data[:nbytes], dtype=torch.float32)
+                tensor.copy_(loaded.view(tensor.shape))
+                data = data[nbytes:]
+        assert not data.nbytes
+        self.model = copy.deepcopy(self.saved) or self.model
+
+    def _resting(self) -> list[torch.Tensor]:
+        return [tensor for state in self.offloader.resting() for tensor in (*state.masters, *state.momenta)]
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder.with_suffix(".saved")
+
+    @precondition(lambda self: not self.failed)
+    @rule()
     def compare(self) -> None:
         assert differences(self.offloader, self.model) == []
 
@@ -153,6 +200,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert our_threads() == []
             assert list(self.folder.iterdir()) == []
             self.folder.rmdir()
+            self.checkpoint.unlink(missing_ok=True)
 
 
 AnyOrder.TestCase.settings = hypothesis_settings(

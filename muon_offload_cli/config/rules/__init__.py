@@ -9,7 +9,9 @@ from muon_offload_cli.config.rules import (
     checkpoint,
     chunks,
     data,
+    directories,
     directory,
+    entry_point,
     exclusive,
     family,
     flags,
@@ -53,6 +55,7 @@ _SUBJECTS = (
     exclusive,
     checkpoint,
     flags,
+    entry_point,
     unread,
     topology,
     pipeline,
@@ -61,6 +64,7 @@ _SUBJECTS = (
     data,
     machine,
     directory,
+    directories,
 )
 
 

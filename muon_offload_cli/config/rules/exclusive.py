@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
-from muon_offload_cli.config.rules.family import is_muon
+from muon_offload_cli.config.rules.family import ADAPTIVE_MUON, is_muon
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import flag_value, has_flag
 from muon_offload_cli.config.schema import Config, Engine
@@ -107,6 +107,24 @@ def native_layout(config: Config, written: Set[str], facts: MachineFacts) -> Ite
             fix="megatron.param_layout=false",
             keys=(f"megatron.args.{given[0]}", "megatron.param_layout"),
         )
+
+
+@rule(
+    name="adaptive-native",
+    reason="An offloader of Megatron's own plans one fp32 momentum, and adaptive Muon keeps a second moment.",
+)
+def adaptive_native(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse adaptive Muon under an offloader of Megatron's own."""
+    if config.offload.engine is not Engine.none or config.optimizer.name != ADAPTIVE_MUON:
+        return
+    for flag in NATIVE_OFFLOADERS:
+        if has_flag(config, flag):
+            yield Problem(
+                what=f"megatron.args.{flag} with optimizer.name={ADAPTIVE_MUON}: Megatron's offloader plans "
+                "one fp32 momentum, and there is a second moment as well.",
+                fix=f"megatron.args.{flag}=null",
+                keys=(f"megatron.args.{flag}", "optimizer.name"),
+            )
 
 
 @rule(name="fp16", reason="Muon takes bf16; Megatron's parser accepts fp16 and its builder then fails.")
