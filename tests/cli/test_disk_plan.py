@@ -16,6 +16,7 @@ import pytest
 
 from muon_offload_cli.cli import bench_disk, main, planning
 from muon_offload_cli.cli.exact import compare_rank
+from muon_offload_cli.config import probe_cache
 from muon_offload_cli.machine import filesystem
 from muon_offload_cli.machine.drives import recall
 from tests.fakes.drive import directory_on_a_drive
@@ -27,6 +28,8 @@ Figures = namedtuple("Figures", "f_blocks f_frsize f_bavail f_flag")
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = probe_cache.cache_file()
+    monkeypatch.setattr(probe_cache, "cache_file", lambda: shared)
     monkeypatch.setenv("SCRATCH", str(directory_on_a_drive(tmp_path)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
