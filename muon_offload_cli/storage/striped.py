@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno as errno_names
+import errno
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from pathlib import Path
 from muon_offload_cli.storage.buffer import address_of
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.file_store import FileStore
-from muon_offload_cli.storage.store import Store, StoreError
+from muon_offload_cli.storage.store import Store, StoreError, describe_errno
 from muon_offload_cli.storage.stripes import Stripes
 
 # Linux on every architecture that CUDA runs on; Python 3.12 has no names for them.
@@ -106,10 +106,8 @@ class StripedStore(Store):
         return area
 
     def _no_view(self, path: str, code: int) -> StoreError:
-        name = errno_names.errorcode.get(code, str(code))
-        return StoreError(
-            f"{name} ({os.strerror(code)})", path=path, operation="view", nbytes=self.size, errno=code
-        )
+        reason = describe_errno(OSError(code, os.strerror(code)))
+        return StoreError(reason, path=path, operation="view", nbytes=self.size, errno=code)
 
     def _flush(self) -> None:
         for part in self._parts:
@@ -143,4 +141,4 @@ def _map_over(address: int, extent: Extent, fd: int) -> int:
     )
     flags = mmap.MAP_SHARED | _MAP_FIXED
     found = call(address, extent.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, extent.offset)
-    return 0 if found == address else ctypes.get_errno() or errno_names.EINVAL
+    return 0 if found == address else ctypes.get_errno() or errno.EINVAL

@@ -80,6 +80,25 @@ def test_json_has_exact_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["step"]["floor_s"] == found["nodes"][0]["read"] / 1e9
 
 
+@pytest.mark.parametrize(
+    ("count", "placement"),
+    [
+        (2, "ranks are spread over 2 directories, 2 to each"),
+        (3, "each rank's file is striped over all 3 directories"),
+    ],
+)
+def test_several_directories_get_equal_parts_and_the_plan_says_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, placement: str
+) -> None:
+    folders = [str(tmp_path / f"nvme{number}") for number in range(count)]
+    found = as_json(capsys, f"offload.directory=[{','.join(folders)}]")
+    assert found["placement"] == placement
+    assert [each["path"] for each in found["directories"]] == folders
+    parts = [each["needed_bytes"] for each in found["directories"]]
+    assert sum(parts) == found["needed_bytes"]
+    assert max(parts) - min(parts) <= 0.1 * min(parts)
+
+
 @pytest.mark.usefixtures("nearly_full")
 def test_a_plan_that_does_not_fit_exits_with_3_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 3
