@@ -58,7 +58,7 @@ def gather_facts(
             directory = look_at_directory(path, write=write) if path.is_absolute() else None
         except UserError as error:
             problems += error.problems
-    script = config.megatron.entrypoint
+    scripts = [] if config.megatron.entrypoint is None else [config.megatron.entrypoint]
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
     report = ProbeReport()
     if probe and not missing:
@@ -67,14 +67,14 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directory=directory,
-        files={path: _look_at_file(path) for path in [*data_files(config), *([script] if script else [])]},
+        files={path: _look_at_file(path) for path in [*data_files(config), *scripts]},
         planned=planned,
         headroom_bytes=memory.inspect().headroom_bytes,
         cuda_available=report.cuda_available,
         num_gpus=report.num_gpus,
         megatron=report.megatron,
         megatron_missing=missing,
-        megatron_beside_script=_megatron_beside(script, config.megatron.path) if script else None,
+        megatron_beside_script=next((_megatron_beside(each, config.megatron.path) for each in scripts), None),
         problems=(*problems, *report.problems),
         muon_problems=report.muon_problems,
     )
