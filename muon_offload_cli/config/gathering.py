@@ -83,7 +83,7 @@ def gather_facts(
         num_gpus=report.num_gpus,
         megatron=report.megatron,
         megatron_missing=missing,
-        megatron_beside_script=_megatron_beside(script, config.megatron.path) if script else None,
+        megatron_beside_script=next((_megatron_beside(each, config.megatron.path) for each in scripts), None),
         problems=(*problems, *report.problems),
         muon_problems=report.muon_problems,
     )

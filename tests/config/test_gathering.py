@@ -46,6 +46,22 @@ def test_data_files_are_looked_at(tmp_path: Path) -> None:
     assert facts.files[names[3]].is_folder
 
 
+def test_a_script_is_looked_at_and_a_megatron_beside_it_is_told_unless_it_is_the_one_in_use(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pretrain.py").write_text("pass")
+    words = [f"megatron.entrypoint={tmp_path}/pretrain.py", "offload=none"]
+    facts = gather_facts(compose("tiny", words).config, probe=False)
+    assert facts.files[f"{tmp_path}/pretrain.py"].num_bytes == 4
+    assert facts.megatron_beside_script is None
+    for part in ("core", "training"):
+        (tmp_path / "megatron" / part).mkdir(parents=True)
+    assert gather_facts(compose("tiny", words).config, probe=False).megatron_beside_script == str(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    words.append(f"megatron.path={tmp_path}/link")
+    assert gather_facts(compose("tiny", words).config, probe=False).megatron_beside_script is None
+
+
 def test_the_default_directory_is_filled_in_for_engines_that_keep_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

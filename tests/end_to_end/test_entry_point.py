@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.fakes.drive import directory_on_a_drive
 
 SCRIPT = REPOSITORY / "tests" / "end_to_end" / "pretrain_mine.py"
 MINE = ("data=script", f"megatron.entrypoint={SCRIPT}")
+CHECKOUT = os.environ.get("MUON_OFFLOAD_MEGATRON_PATH")
 ONE_RANK = ("launcher=one_rank", "parallel=data")
 
 
@@ -36,6 +38,19 @@ def test_a_script_with_model_data_and_flags_of_its_own_trains_from_disk_and_save
         assert losses[-1] < losses[0] - 0.5
     assert run.curve(0) == run.curve(1)
     assert (saved / "iter_0000004").is_dir()
+
+
+@pytest.mark.skipif(CHECKOUT is None, reason="MUON_OFFLOAD_MEGATRON_PATH names no checkout of Megatron-LM")
+def test_a_checkouts_own_pretrain_gpt_ends_with_the_same_bits_from_disk_and_resident(tmp_path: Path) -> None:
+    where = directory_on_a_drive(tmp_path) / "state"
+    theirs = (f"megatron.path={CHECKOUT}", f"megatron.entrypoint={CHECKOUT}/pretrain_gpt.py", *DP2)
+    disk = train(tmp_path / "disk", *theirs, *state(where), "train.steps=3")
+    none = train(tmp_path / "none", *theirs, "offload=none", "train.steps=3")
+    assert (disk.exit_code, none.exit_code) == (0, 0), disk.output + none.output
+    for rank, report in disk.reports.items():
+        assert (report.engine, report.steps_from_backend) == ("disk", 3)
+        assert report.digests == none.reports[rank].digests
+        assert disk.curve(rank) == none.curve(rank)
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,13 @@ def test_the_fused_rotation_is_left_out_where_transformer_engine_refuses_it() ->
     assert "no-rope-fusion" in flags("moonlight_16b_a3b", device="cuda", transformer_engine=True)
     assert "no-rope-fusion" not in flags("kimi_k2", device="cuda", transformer_engine=True)
     assert "no-rope-fusion" in flags("kimi_k2")
+
+
+def test_a_scripts_own_data_gets_the_vocabulary_and_no_other_flag_of_data() -> None:
+    words = ("tiny", "data=script", "megatron.entrypoint=/a.py", "model.vocab_size=300")
+    own = flags(*words, device="cuda")
+    assert own["vocab-size"] == "300"
+    left = {"tokenizer-type", "mock-data", "data-path", "split", "num-workers"}
+    assert not left & set(own)
+    assert flags(*words)["num-workers"] == "0"
+    assert left - {"data-path"} <= set(flags("tiny", "data=mock", device="cuda"))
