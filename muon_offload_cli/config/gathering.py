@@ -64,7 +64,7 @@ def gather_facts(
         except UserError as error:
             problems += error.problems
     host = memory.inspect()
-    script = config.megatron.entrypoint
+    scripts = [] if config.megatron.entrypoint is None else [config.megatron.entrypoint]
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
     report = ProbeReport()
     if probe and not missing:
@@ -73,7 +73,7 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directories=tuple(directories),
-        files={path: _look_at_file(path) for path in [*data_files(config), *([script] if script else [])]},
+        files={path: _look_at_file(path) for path in [*data_files(config), *scripts]},
         data_problems=data_problems,
         pretrained=look_at_pretrained(Path(config.model.from_hf)) if config.model.from_hf else None,
         planned=planned,
