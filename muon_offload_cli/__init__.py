@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from muon_offload_cli.megatron.attach import Installation
+    from muon_offload_cli.megatron.native import NativeInstallation
 
 __all__ = ["install"]
 
@@ -28,7 +29,7 @@ def install(
     host_memory_gb: float = 0,
     ranks_per_node: int | None = None,
     windows: int = 3,
-) -> Installation:
+) -> Installation | NativeInstallation:
     """Let every Muon optimizer that Megatron builds in this process from now on offload its state.
 
     Call it on each rank before Megatron's optimizer is built. It replaces one name in

@@ -12,8 +12,7 @@ from muon_offload_cli.config.gathering import gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
-from muon_offload_cli.config.rules import check, refuses
-from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.rules.machine import wants_more_gpus
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
@@ -31,11 +30,13 @@ class Judged:
             machine was judged, and `device` settled if the run is to start.
         problems: All that was found, notes of what ``auto`` took included.
         here: Whether this machine was judged, and not the recipe's cluster.
+        facts: What was known of the machine.
     """
 
     config: Config
     problems: list[Problem]
     here: bool
+    facts: MachineFacts
 
     def refuse(self) -> None:
         """Raise `UserError` with every problem that forbids the run, if any does."""
@@ -52,10 +53,12 @@ class Prepared:
         config: Resolved: `device`, `offload.host_memory_gb` and `resume` are no longer ``auto``,
             `offload.directory` is set if it is read.
         remarks: Warnings and notes of the rules.
+        facts: What is known of the machine.
     """
 
     config: Config
     remarks: list[Problem]
+    facts: MachineFacts
 
 
 def judge(
@@ -105,7 +108,7 @@ def judge(
             problems += chosen
         except UserError as error:
             problems += error.problems
-    return Judged(config=config, problems=[*problems, *remarks], here=local)
+    return Judged(config=config, problems=[*problems, *remarks], here=local, facts=facts)
 
 
 def _room_on_drives(facts: MachineFacts) -> int | None:
@@ -127,7 +130,7 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     """
     judged = judge(words, recipe_directories, here=True, start=True)
     judged.refuse()
-    return Prepared(config=resolve_directory(judged.config), remarks=judged.problems)
+    return Prepared(config=resolve_directory(judged.config), remarks=judged.problems, facts=judged.facts)
 
 
 def _choose_device(config: Config, written: Set[str], num_gpus: int) -> list[Problem]:

@@ -70,7 +70,7 @@ def train_command(
     folder.script.chmod(0o755)
 
     view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
-    view.plan(preview(config, folder))
+    view.plan(preview(config, folder, prepared.facts))
     print_problems(remarks)
     return _run(config, folder, view, started=started, json=json)
 

@@ -107,7 +107,15 @@ class TrainView:
     def table(self, verdict: Verdict, engine: str) -> None:
         """Show one row a rank."""
         table = Table(show_edge=False, pad_edge=False, box=None)
-        for name in ("rank", "disk", "host", "device", "Adam (device)", f"steps from {engine}"):
+        sizes = {
+            "disk": "disk_bytes",
+            "host": "host_bytes",
+            "device": "gpu_bytes",
+            "Adam (device)": "adam_state_bytes",
+        }
+        if any(row.adam_disk_bytes for row in verdict.ranks):
+            sizes["Adam (disk)"] = "adam_disk_bytes"
+        for name in ("rank", *sizes, f"steps from {engine}"):
             table.add_column(name, justify="right", no_wrap=True)
         # Where all are in one place, the lines of the plan have said it.
         directories = {row.directory for row in verdict.ranks if row.directory}
@@ -119,10 +127,7 @@ class TrainView:
             told = f"{row.verdict} ({row.detail})" if row.detail else row.verdict
             table.add_row(
                 str(row.rank),
-                *(
-                    format_bytes(size) if size else "-"
-                    for size in (row.disk_bytes, row.host_bytes, row.gpu_bytes, row.adam_state_bytes)
-                ),
+                *(format_bytes(size) if (size := getattr(row, name)) else "-" for name in sizes.values()),
                 f"{row.steps_from_backend}/{row.steps}",
                 *([Text(printable(row.directory))] if several else []),
                 Text(printable(told), style="green" if row.fine else "bold red"),

@@ -22,7 +22,9 @@ from typing import Any
 # Packages below each folder of the search path whose sources decide what the probe says.
 _SOURCES = ("megatron/core", "megatron/training", "emerging_optimizers")
 _FILES = ("megatron/__init__.py", "torch/version.py", "transformer_engine/__init__.py")
-_PROBE = Path(__file__).resolve().parents[1] / "megatron" / "probe.py"
+_PROBE = [
+    Path(__file__).resolve().parents[1] / "megatron" / name for name in ("probe.py", "native_contract.py")
+]
 _KEPT = 4
 _MAX_BYTES = 4 * 1024**2
 
@@ -87,7 +89,7 @@ def _entries(path: Path | None) -> dict[str, Any]:
 
 
 def _states(search_path: Sequence[str]) -> Iterator[str]:
-    yield _state(_PROBE)
+    yield from map(_state, _PROBE)
     for entry in search_path:
         root = Path(entry or ".").absolute()
         for name in _FILES:

@@ -165,6 +165,7 @@ def read_answer(answer: dict[str, Any]) -> ProbeReport:
             root=_text(answer.get("megatron_root")),
             flags=frozenset(flag.lstrip("-").replace("-", "_") for flag in flags) if flags else None,
             chunked_offloader=answer.get("chunked_offloader") is True,
+            offloader_lacks=tuple(_texts(answer.get("offloader_lacks"))),
             layer_wise=answer.get("layer_wise") is True,
             torch_version=_text(answer.get("torch_version")),
             torch_cuda=_text(answer.get("torch_cuda")),

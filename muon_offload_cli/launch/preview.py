@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from muon_offload_cli.config.rules.unread import OFFLOAD_KEYS
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.unread import NATIVE_KEYS, keys_read
 from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
 from muon_offload_cli.config.vocabulary import tokenizer_folder
 from muon_offload_cli.launch.folder import RunFolder
@@ -18,8 +19,10 @@ _STATE_LIVES = {
     Engine.disk: "on disk",
 }
 
+NOTHING_KNOWN = MachineFacts()
 
-def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
+
+def preview(config: Config, folder: RunFolder, facts: MachineFacts = NOTHING_KNOWN) -> list[tuple[str, str]]:
     """Return the lines that are shown before a run starts.
 
     The recipe's description is not among them: an override may have made it untrue.
@@ -31,14 +34,14 @@ def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
         ("data", _data(config)),
         ("training", _training(config)),
         ("optimizer", _optimizer(config)),
-        ("muon state", _offload(config)),
+        ("muon state", _offload(config, facts)),
     ]
     if config.resume.source is not None:
         lines.append(("resume from", config.resume.source))
     if config.checkpoint.directory is not None:
         lines.append(("checkpoints", _checkpoint(config)))
     if config.megatron.path is not None:
-        lines.append(("megatron", config.megatron.path))
+        lines.append(("megatron", str(facts.megatron or config.megatron.path)))
     if config.megatron.entrypoint is not None:
         words = config.megatron.script_args
         lines.append(("entrypoint", shlex.join([config.megatron.entrypoint, *words])))
@@ -119,10 +122,11 @@ def _optimizer(config: Config) -> str:
     return text
 
 
-def _offload(config: Config) -> str:
+def _offload(config: Config, facts: MachineFacts) -> str:
     offload = config.offload
     parts = []
-    for key in OFFLOAD_KEYS[offload.engine]:
+    read = keys_read(offload.engine, facts)
+    for key in read:
         value = getattr(offload, key)
         if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and offload.host_memory_gib == 0):
             continue
@@ -139,7 +143,10 @@ def _offload(config: Config) -> str:
                 parts.append(shared)
         else:
             parts.append(f"{key}={value}")
-    return _join(f"engine {offload.engine.name}, {_STATE_LIVES[offload.engine]}", *parts)
+    lives = _STATE_LIVES[offload.engine]
+    if read is NATIVE_KEYS:
+        lives += " of Megatron's own offloader"
+    return _join(f"engine {offload.engine.name}, {lives}", *parts)
 
 
 def _checkpoint(config: Config) -> str:

@@ -37,7 +37,8 @@ class RankVerdict:
         disk_bytes: Muon state on disk, alignment included.
         host_bytes: Muon state in host memory.
         gpu_bytes: Muon state on the training device between steps.
-        adam_state_bytes: State of the sibling optimizers, which stays on the training device.
+        adam_state_bytes: State of the sibling optimizers that stays on the training device.
+        adam_disk_bytes: State of theirs that lies on disk.
         directory: Where its bytes on disk are.
     """
 
@@ -53,6 +54,7 @@ class RankVerdict:
     gpu_bytes: int = 0
     adam_state_bytes: int = 0
     directory: str = ""
+    adam_disk_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +148,7 @@ def _judge_rank(
         gpu_bytes=report.gpu_bytes,
         adam_state_bytes=report.adam_state_bytes,
         directory=report.directory,
+        adam_disk_bytes=report.adam_disk_bytes,
     )
 
 

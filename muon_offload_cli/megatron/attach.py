@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from muon_offload_cli.errors import Problem, UserError, wrong
+from muon_offload_cli.megatron import native_contract
 from muon_offload_cli.megatron.muon_child import make_muon_child
+from muon_offload_cli.megatron.native import NativeInstallation
 from muon_offload_cli.offload.directories import directories_of
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
@@ -84,7 +86,9 @@ class Installation:
                 closing.callback(optimizer.close)
 
 
-def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = None) -> Installation:
+def install(
+    settings: OffloadSettings, on_built: Callable[[Any], None] | None = None
+) -> Installation | NativeInstallation:
     """Let every Muon optimizer that Megatron's layer-wise optimizer builds from now on offload its state.
 
     Args:
@@ -92,13 +96,17 @@ def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = 
         on_built: Called with each optimizer as it is built.
 
     Returns:
-        The installation; the present one if it has these settings.
+        The installation; the present one if it has these settings. With ``mapped`` and a Megatron that brings
+        a chunked offloader, that one is extended, and no offloader of ours is built.
 
     Raises:
-        UserError: The process has an installation with other settings.
+        UserError: The process has an installation with other settings, or Megatron's own offloader differs
+            from what is relied upon.
     """
     from megatron.core.optimizer import layer_wise_optimizer
 
+    if settings.engine == "mapped" and native_contract.modules() is not None:
+        return NativeInstallation(settings, on_built)
     present: Installation | None = getattr(
         layer_wise_optimizer.Float16OptimizerWithFloat16Params, "installation", None
     )

@@ -188,6 +188,8 @@ class Observer:
     def _step(self, step: int, *, loss: float | None, grad_norm: Any, learning_rate: float | None) -> None:
         now = time.perf_counter()
         totals = self._count()
+        # Megatron's own offloader takes momenta off the device from the first step on.
+        self.report.disk_bytes = self._bytes(Tier.DISK)
         parts = [getattr(child, "offloader", None) for child in state_census.children(self._optimizer)]
         # A program may have other optimizers, which step when it pleases them.
         counted = [part for part in parts if part is not None] or self._offloaders
@@ -272,7 +274,11 @@ class Observer:
             for part in store.parts
             if part.slowest_s >= STALL_S
         ]
-        self.report.adam_state_bytes = state_census.sibling_state_bytes(self._optimizer)
+        # Copies that Megatron's own offloader left under way.
+        torch.cuda.synchronize()
+        self.report.adam_disk_bytes = state_census.sibling_disk_bytes(self._optimizer)
+        resident = state_census.sibling_state_bytes(self._optimizer) - self.report.adam_disk_bytes
+        self.report.adam_state_bytes = max(0, resident)
         if digest:
             self.report.digests = state_census.digests(self._model, self._optimizer)
         self.report.finished = True

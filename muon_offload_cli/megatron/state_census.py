@@ -78,6 +78,17 @@ def sibling_state_bytes(optimizer: Any) -> int:
     return total
 
 
+def sibling_disk_bytes(optimizer: Any) -> int:
+    """Count the bytes of those leaves that Megatron's own offloader keeps in files (`native`)."""
+    offloaders = (
+        getattr(child, "_optimizer_state_offloader", None)
+        for child in children(optimizer)
+        if not is_muon(child)
+    )
+    found = (getattr(offloader, "buffers", None) for offloader in offloaders)
+    return sum(buffers.nbytes for buffers in found if buffers is not None)
+
+
 def digests(model: Iterable[torch.nn.Module], optimizer: Any) -> dict[str, str]:
     """Hash all weights, and Muon's masters and state, in order of the parameters' names.
 

@@ -21,6 +21,7 @@ from muon_offload_cli.megatron.flags import megatron_flags
 from muon_offload_cli.megatron.hf_weights import watch_for_weights
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.plain_torch import has_transformer_engine, plain_torch
+from muon_offload_cli.megatron.release import parser_flags
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.planner.settings import offload_settings
 from muon_offload_cli.tokens.preparation import prepare
@@ -52,7 +53,13 @@ def train(config: Config, device: str, observer: Observer) -> None:
     prepared = prepare(config.data, tokenizer_folder(config))
     prefix = None if prepared.prefix is None else str(prepared.prefix)
     transformer_engine = device == "cuda" and has_transformer_engine()
-    flags = megatron_flags(config, device=device, transformer_engine=transformer_engine, data_prefix=prefix)
+    flags = megatron_flags(
+        config,
+        device=device,
+        transformer_engine=transformer_engine,
+        data_prefix=prefix,
+        known=parser_flags(),
+    )
     with Substitutions() as stack:
         if device == "cpu":
             stack.enter_context(cpu_device())

@@ -57,6 +57,12 @@ FIXED_FLAGS = {
     "tokenizer_type",
     "transformer_impl",
 }
+NATIVE = MachineFacts(megatron=MegatronFacts(version="0.20", root="/checkout", chunked_offloader=True))
+CHANGED = MachineFacts(
+    megatron=MegatronFacts(
+        version="0.20", root="/checkout", chunked_offloader=True, offloader_lacks=("Offloader.step()",)
+    )
+)
 ARGS = "megatron.args."
 SCRIPT = "megatron.entrypoint=/my/pretrain.py"
 UNREADABLE = (
@@ -310,6 +316,31 @@ CASES = [
         )
         for flag in ("offload_optimizer_states", "chunked-optimizer-state-offload")
     ),
+    Case(
+        "native-layout",
+        "offload=mapped",
+        "offload=mapped megatron.param_layout=false",
+        NATIVE,
+        NATIVE,
+    ),
+    Case("native-layout", "offload=mapped", "offload=mapped", NATIVE, MachineFacts(megatron=MegatronFacts())),
+    Case("native-layout", "offload=mapped", "offload=disk", NATIVE, NATIVE),
+    Case(
+        "unused-offload-keys",
+        "offload=mapped offload.windows=4",
+        "offload=disk offload.windows=4",
+        NATIVE,
+        NATIVE,
+    ),
+    Case(
+        "unused-offload-keys",
+        "offload=mapped offload.host_memory_gb=4",
+        "offload=mapped offload.host_memory_gb=4",
+        NATIVE,
+        MachineFacts(megatron=MegatronFacts()),
+    ),
+    Case("native-contract", "offload=mapped", "offload=disk", CHANGED, CHANGED),
+    Case("native-contract", "offload=mapped", "offload=mapped", CHANGED, NATIVE),
     Case(
         "native-offloader",
         "offload=none megatron.args.chunked_optimizer_state_offload=true",

@@ -113,6 +113,7 @@ class MegatronFacts:
         root: Folder that it is imported from.
         flags: Flags of its parser, as attribute names with underscores; None: not known.
         chunked_offloader: It brings a chunked optimizer-state offloader of its own.
+        offloader_lacks: What that one lacks of what ``engine=mapped`` relies upon.
         layer_wise: It has the layer-wise optimizer that is taken over.
         torch_version: Version of torch.
         torch_cuda: CUDA version that torch was built for.
@@ -126,6 +127,7 @@ class MegatronFacts:
     root: str | None = None
     flags: frozenset[str] | None = None
     chunked_offloader: bool = False
+    offloader_lacks: tuple[str, ...] = ()
     layer_wise: bool = False
     torch_version: str | None = None
     torch_cuda: str | None = None
@@ -133,6 +135,16 @@ class MegatronFacts:
     optimizers_version: str | None = None
     newton_schulz: Mapping[str, frozenset[int]] = field(default_factory=dict)
     adaptive_muon: str | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            ("training loop", self.flags is not None),
+            ("layer-wise Muon", self.layer_wise),
+            ("chunked offloader of its own", self.chunked_offloader),
+            ("Transformer Engine", self.transformer_engine),
+        )
+        has = ", ".join(f"{'has' if present else 'no'} {name}" for name, present in parts)
+        return f"{self.version} ({self.root}): {has}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,3 +189,8 @@ class MachineFacts:
     megatron_beside_script: str | None = None
     problems: tuple[Problem, ...] = ()
     muon_problems: tuple[Problem, ...] = ()
+
+    @property
+    def maps_natively(self) -> bool:
+        """Tell whether ``engine=mapped`` extends the offloader that the Megatron at hand brings."""
+        return self.megatron is not None and self.megatron.chunked_offloader
