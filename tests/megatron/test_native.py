@@ -45,7 +45,7 @@ class Rig:
     def __init__(self, directory: Path, modules: tuple[Any, Any]) -> None:
         self.directory = directory
         self.modules = modules
-        self.settings = OffloadSettings(engine="mapped", directory=directory, chunk_bytes=1 << 20)
+        self.settings = OffloadSettings(engine="mapped", directories=(directory,), chunk_bytes=1 << 20)
         self.installation = install(self.settings)
         generator = torch.Generator().manual_seed(1)
         self.masters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
@@ -381,7 +381,7 @@ def test_a_config_without_the_fields_is_refused(directory: Path, monkeypatch: py
 def assert_refused(told: str, directory: Path, modules: tuple[Any, Any]) -> None:
     before = [getattr(module, CLASS, None) for module in modules]
     with pytest.raises(UserError, match=re.escape(told)) as caught:
-        install(OffloadSettings(engine="mapped", directory=directory))
+        install(OffloadSettings(engine="mapped", directories=(directory,)))
     assert caught.value.problems[0].fix == "offload.engine=disk"
     assert [getattr(module, CLASS, None) for module in modules] == before
 
@@ -392,7 +392,7 @@ def test_a_config_that_asks_for_no_offload_is_given_our_settings(
     from megatron.core.optimizer import optimizer_config
 
     stand_in(monkeypatch)
-    settings = OffloadSettings(engine="mapped", directory=directory, chunk_bytes=3 << 19, fraction=0.5)
+    settings = OffloadSettings(engine="mapped", directories=(directory,), chunk_bytes=3 << 19, fraction=0.5)
     with install(settings), install(settings):
         given = optimizer_config.OptimizerConfig(optimizer="muon")
         assert given.chunked_optimizer_state_offload
@@ -414,7 +414,7 @@ def test_the_other_engines_are_our_own_there_too(
 ) -> None:
     defining, _ = stand_in(monkeypatch)
     base = getattr(defining, CLASS)
-    with install(OffloadSettings(engine=engine, directory=directory)) as installation:
+    with install(OffloadSettings(engine=engine, directories=(directory,))) as installation:
         assert isinstance(installation, Installation)
         assert getattr(defining, CLASS) is base
 
