@@ -28,8 +28,12 @@ class StepRecord:
         disk_bytes: Muon state that lies on disk between steps.
         host_bytes: Muon state that lies in host memory between steps.
         gpu_bytes: Muon state that lies on the training device between steps.
-        wait_s: Seconds in which the device stood still for state to arrive: I/O that was not hidden.
+        wait_s: Seconds in which the device stood still for state to arrive; else it computed.
+        io_wait_s: Part of `wait_s` for which the disk is to blame: no more than it was busy.
         io_busy_s: Seconds in which a request to the disk was under way.
+        staging_bytes: The most bytes of the staging rings that were ever in use at once.
+        pinned_bytes: Host memory that the offloader holds page-locked.
+        window_bytes: Device memory of the windows.
         gpu_peak_bytes: Peak allocated device memory so far (0 on CPUs).
     """
 
@@ -46,7 +50,11 @@ class StepRecord:
     host_bytes: int = 0
     gpu_bytes: int = 0
     wait_s: float = 0.0
+    io_wait_s: float = 0.0
     io_busy_s: float = 0.0
+    staging_bytes: int = 0
+    pinned_bytes: int = 0
+    window_bytes: int = 0
     gpu_peak_bytes: int = 0
 
     def to_json(self) -> str:
@@ -71,7 +79,7 @@ class RankReport:
         engine: Backend that was attached, ``none`` for resident state.
         megatron_version: Version of the Megatron that trained.
         muon_parameters: Elements of the parameters that Muon owns on this rank.
-        muon_state_bytes: Their momentum and master weights, 8 bytes an element.
+        muon_state_bytes: Their master weights, momentum and, where there is one, second moment.
         adam_state_bytes: State of the sibling optimizers (embeddings, norms) that stays resident.
         adam_disk_bytes: State of theirs that lies on disk; Megatron's own offloader takes it along.
         disk_bytes: Bytes reserved on disk, alignment included.
@@ -80,7 +88,7 @@ class RankReport:
         chunks: Chunks of the plan.
         build_gpu_peak_bytes: Peak allocated device memory while the optimizer was built, the model with its
             gradient buffers included.
-        directory: Where the bytes on disk are; empty if none.
+        directory: Where the bytes on disk are, several directories with commas between; empty if none.
         direct_io: Whether the disk is reached with O_DIRECT.
         notes: Sentences that a person should see (a fallback, for example).
         steps: Optimizer steps taken.
@@ -88,11 +96,13 @@ class RankReport:
         steps_from_backend: Steps whose Muon state was taken from `engine` in full.
         saves: Checkpoints saved.
         saved_step: Step of the newest one.
-        save_flush_s: Seconds spent waiting for write-back before saves, all saves together.
-        save_write_s: Seconds from there to the sealed checkpoint, all saves together.
+        save_flush_s: Seconds that the newest save waited for write-back.
+        save_write_s: Seconds from there to the sealed checkpoint.
+        save_memory_bytes: Most that this process's resident memory grew by during any save.
         save_bytes: Size of the newest checkpoint, all ranks together.
         loaded_step: Step of the checkpoint that the run went on from.
         load_s: Seconds that loading it took.
+        load_memory_bytes: Most that this process's resident memory grew by meanwhile.
         stopped_at: Step after which the run ended on request (SIGTERM), once it was saved; 0: it did not.
         finished: Whether training ended by itself.
         digests: Hashes of final weights, masters and momenta by kind, if asked for.
@@ -125,9 +135,11 @@ class RankReport:
     saved_step: int = 0
     save_flush_s: float = 0.0
     save_write_s: float = 0.0
+    save_memory_bytes: int = 0
     save_bytes: int = 0
     loaded_step: int = 0
     load_s: float = 0.0
+    load_memory_bytes: int = 0
     stopped_at: int = 0
     finished: bool = False
     digests: dict[str, str] = field(default_factory=dict)

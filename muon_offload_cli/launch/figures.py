@@ -8,6 +8,36 @@ from muon_offload_cli.records import StepRecord
 
 
 @dataclass(kw_only=True, slots=True)
+class SteadySums:
+    """Sums over steps; see `StepRecord` for the words.
+
+    Attributes:
+        steps: How many steps.
+        seconds: Wall time.
+        wait_s: Seconds in which the device stood still for state.
+        io_wait_s: Part of them for which the disk is to blame.
+        io_busy_s: Seconds in which the disk worked.
+        bytes_moved: Bytes read from and written to disk.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    io_wait_s: float = 0.0
+    io_busy_s: float = 0.0
+    bytes_moved: int = 0
+
+    def add(self, record: StepRecord) -> None:
+        """Add one step."""
+        self.steps += 1
+        self.seconds += record.seconds
+        self.wait_s += record.wait_s
+        self.io_wait_s += record.io_wait_s
+        self.io_busy_s += record.io_busy_s
+        self.bytes_moved += record.bytes_read + record.bytes_written
+
+
+@dataclass(kw_only=True, slots=True)
 class RankFigures:
     """What the step records of one rank add up to.
 
@@ -16,18 +46,18 @@ class RankFigures:
         steps_by_engine: Steps whose Muon state came from a backend, by its name; a step that moved
             no chunk counts as ``none``.
         last: The newest record.
-        seconds: Wall time of all steps after the first, which pays for warm-up.
         bytes_read: Bytes read from disk.
         bytes_written: Bytes written to disk.
+        steady: Sums over all steps after the first, which pays for warm-up.
         unreadable: Whole lines that were no record.
     """
 
     steps: int = 0
     steps_by_engine: dict[str, int] = field(default_factory=dict)
     last: StepRecord | None = None
-    seconds: float = 0.0
     bytes_read: int = 0
     bytes_written: int = 0
+    steady: SteadySums = field(default_factory=SteadySums)
     unreadable: int = 0
 
     def add(self, record: StepRecord) -> None:
@@ -35,7 +65,7 @@ class RankFigures:
         engine = record.engine if record.chunks else "none"
         self.steps_by_engine[engine] = self.steps_by_engine.get(engine, 0) + 1
         if self.steps:
-            self.seconds += record.seconds
+            self.steady.add(record)
         self.steps += 1
         self.bytes_read += record.bytes_read
         self.bytes_written += record.bytes_written
@@ -44,7 +74,7 @@ class RankFigures:
     @property
     def step_seconds(self) -> float | None:
         """Mean wall time of a step without the first; None before the second."""
-        return self.seconds / (self.steps - 1) if self.steps > 1 else None
+        return self.steady.seconds / self.steady.steps if self.steady.steps else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

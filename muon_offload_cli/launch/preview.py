@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.unread import NATIVE_KEYS, keys_read
 from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
+from muon_offload_cli.config.vocabulary import tokenizer_folder
 from muon_offload_cli.launch.folder import RunFolder
+from muon_offload_cli.offload.directories import describe
 from muon_offload_cli.units import MIB, format_bytes
 
 _STATE_LIVES = {
@@ -39,7 +43,8 @@ def preview(config: Config, folder: RunFolder, facts: MachineFacts = NOTHING_KNO
     if config.megatron.path is not None:
         lines.append(("megatron", str(facts.megatron or config.megatron.path)))
     if config.megatron.entrypoint is not None:
-        lines.append(("entrypoint", config.megatron.entrypoint))
+        words = config.megatron.script_args
+        lines.append(("entrypoint", shlex.join([config.megatron.entrypoint, *words])))
     if config.megatron.args:
         shown = ", ".join(f"{name}={value}" for name, value in config.megatron.args.items())
         lines.append(("megatron args", shown))
@@ -74,6 +79,8 @@ def _model(config: Config) -> str:
     text = f"{model.name}: {model.num_layers} layers, hidden {model.hidden_size}"
     if model.moe.num_experts is not None:
         text += f", {model.moe.num_experts} experts (top {model.moe.topk})"
+    if model.from_hf is not None:
+        text += f", {'' if model.hf_weights else 'random weights, numbers '}from {model.from_hf}"
     return text
 
 
@@ -82,13 +89,19 @@ def _data(config: Config) -> str:
     match data.source:
         case DataSource.stdlib:
             return "the Python standard library's source, as bytes"
-        case DataSource.text:
+        case DataSource.text | DataSource.chat:
             shown = ", ".join(data.paths[:3]) + (f" and {len(data.paths) - 3} more" if data.paths[3:] else "")
-            return f"text from {shown}, as bytes"
+            if data.source is DataSource.text:
+                return f"text from {shown}, as bytes"
+            folder = tokenizer_folder(config)
+            tokens = "as bytes" if folder is None else f"with the tokenizer in {folder}"
+            return f"prompts and responses from {shown}, {tokens}; the loss is the responses' alone"
         case DataSource.indexed:
             return f"indexed dataset {data.prefix}"
         case DataSource.mock:
             return "mock tokens"
+        case DataSource.script:
+            return "the script's own"
 
 
 def _training(config: Config) -> str:
@@ -115,7 +128,7 @@ def _offload(config: Config, facts: MachineFacts) -> str:
     read = keys_read(offload.engine, facts)
     for key in read:
         value = getattr(offload, key)
-        if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and str(value) in ("0", "0.0")):
+        if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and offload.host_memory_gib == 0):
             continue
         if key == "verify":
             if value is not Verify.off:
@@ -125,7 +138,9 @@ def _offload(config: Config, facts: MachineFacts) -> str:
             shown = "all at once" if value == 0 else format_bytes(value * MIB)
             parts.append(f"{key.removesuffix('_mb')} {shown}")
         elif key == "directory":
-            parts.append(f"{value or 'the default directory'}")
+            parts.append(", ".join(value or ["the default directory"]))
+            if shared := describe(len(value or ()), config.launcher.ranks_per_node):
+                parts.append(shared)
         else:
             parts.append(f"{key}={value}")
     lives = _STATE_LIVES[offload.engine]

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.launch.bottleneck import Bottleneck, find_bottleneck
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.job import Outcome
@@ -72,6 +73,7 @@ class Summary:
         gpu_peak_bytes: Largest peak of allocated device memory of a rank.
         ranks: One row a rank.
         digests: Hashes of final weights, masters and momenta by rank, if asked for.
+        bottleneck: What bounded the steps; None where nothing was offloaded or one step was taken.
         notes: What ranks said a person should see, each once.
         failure: Why it died; None if it did not.
     """
@@ -95,6 +97,7 @@ class Summary:
     gpu_peak_bytes: int
     ranks: list[RankVerdict]
     digests: dict[str, dict[str, str]]
+    bottleneck: Bottleneck | None = None
     notes: list[str] = field(default_factory=list)
     failure: Failure | None = None
 
@@ -157,6 +160,7 @@ def summarize(
         gpu_peak_bytes=max((each.last.gpu_peak_bytes for each in figures if each.last), default=0),
         ranks=verdict.ranks,
         digests={str(rank): report.digests for rank, report in outcome.reports.items() if report.digests},
+        bottleneck=find_bottleneck(config, figures),
         notes=list(dict.fromkeys(notes)),
         failure=None if failure is None else Failure.of(failure),
     )

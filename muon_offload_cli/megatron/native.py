@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -26,8 +25,6 @@ from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.units import MIB, format_bytes
 
-_BASE = "muon_offload_base"
-"""Attribute that holds what was there before; an installation over another starts from it."""
 _MUON_STATE_BYTES = 8
 
 
@@ -44,11 +41,13 @@ def make_mapped_offloader(
     Returns:
         A subclass of `native`.
     """
-    if settings.directory is None:
+    if not settings.directories:
         raise wrong(
             "mapped buffers need a directory", "offload.directory=/absolute/folder", "offload.directory"
         )
-    directory: Path = settings.directory
+    # Its buffers are files of their own, so a rank has one directory where others of ours would be striped.
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    directory = settings.directories[local_rank % len(settings.directories)]
 
     class MappedOptimizerStateOffloader(native):  # type: ignore[misc]
         """Megatron's chunked offloader whose host tensors are the pages of files.
@@ -88,7 +87,6 @@ def make_mapped_offloader(
         def _say(self, text: str) -> None:
             print(f"optimizer state of {type(self.optimizer).__name__}, {text}", flush=True)
 
-    setattr(MappedOptimizerStateOffloader, _BASE, native)
     return MappedOptimizerStateOffloader
 
 
@@ -112,12 +110,13 @@ class NativeInstallation:
         missing = native_contract.missing_parts(*found, OptimizerConfig)
         if missing:
             raise changed_contract(missing)
+        self.settings = settings
+        self.on_built = on_built
         self.optimizers: list[Any] = []
         """Views of the offloaders of Muon's optimizers, as `MuonView.offloader`."""
         self._offloaders: list[Any] = []
         self._modules = found
-        current = getattr(found[0], native_contract.CLASS)
-        self._native = getattr(current, _BASE, current)
+        self._native = getattr(found[0], native_contract.CLASS)
 
         def built(offloader: Any) -> None:
             self._offloaders.append(offloader)
@@ -128,11 +127,12 @@ class NativeInstallation:
                     on_built(view)
 
         self._class = make_mapped_offloader(self._native, settings, built)
+        self._class.installation = self
         # Megatron's optimizer module imported the name by value.
         for module in found:
             setattr(module, native_contract.CLASS, self._class)
         self._config = OptimizerConfig
-        self._post_init = getattr(OptimizerConfig.__post_init__, _BASE, OptimizerConfig.__post_init__)
+        self._post_init = OptimizerConfig.__post_init__
         OptimizerConfig.__post_init__ = asking_for_offload(self._post_init, settings)
 
     def __enter__(self) -> Self:
@@ -170,7 +170,6 @@ def asking_for_offload(post_init: Callable[[Any], None], settings: OffloadSettin
             config.optimizer_state_offload_fraction = settings.fraction
         post_init(config)
 
-    setattr(wrapped, _BASE, post_init)
     return wrapped
 
 

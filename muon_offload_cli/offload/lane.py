@@ -38,8 +38,7 @@ class Lane:
             if after is not None:
                 self._stream.wait_event(after)
             target.copy_(source, non_blocking=True)
-            mark: torch.cuda.Event = self._stream.record_event()
-            return mark
+            return _record(self._stream)
 
     def finish(self) -> None:
         """Block until every copy on this lane has ended, so that its memory may be given back."""
@@ -53,7 +52,7 @@ class Lane:
 
 def mark_compute(device: torch.device) -> torch.cuda.Event | None:
     """Return a mark for all work enqueued so far on the calling thread's current stream."""
-    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    return _record(torch.cuda.current_stream(device)) if device.type == "cuda" else None
 
 
 def compute_waits_for(mark: torch.cuda.Event | None, device: torch.device) -> None:
@@ -66,3 +65,10 @@ def wait(mark: torch.cuda.Event | None) -> None:
     """Block the calling thread until `mark` has happened; other threads go on."""
     if mark is not None:
         mark.synchronize()
+
+
+def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    # Blocking: a thread that waits for it sleeps; by default it would keep a core busy.
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event

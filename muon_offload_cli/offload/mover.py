@@ -11,7 +11,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -30,6 +30,9 @@ from muon_offload_cli.units import MIB
 HANDOVER_BYTES = 64 * MIB
 """Size of one copy between host and device: small enough to hand a window over as it empties."""
 
+type Emptied = Callable[[int, torch.cuda.Event | None], None]
+"""Told how many of a chunk's first bytes have been copied out once the mark has happened."""
+
 
 class Mover(ABC):
     """Moves chunks of one tier. `load` runs on the upload thread only, `save` on the download thread only."""
@@ -45,8 +48,10 @@ class Mover(ABC):
         """Fill `window` from `extent` as the turn before `turn` leaves it; return a mark for the end."""
 
     @abstractmethod
-    def save(self, extent: Extent, window: Window, turn: int, after: torch.cuda.Event | None) -> Future[None]:
-        """Copy the chunk of `turn` out of `window` once `after` happened; the future: it is stored."""
+    def save(
+        self, extent: Extent, memory: torch.Tensor, after: torch.cuda.Event | None, emptied: Emptied
+    ) -> Future[None]:
+        """Copy a chunk out of a window's `memory` once `after` happened; the future: it is stored."""
 
     def prefetch(self, extent: Extent, after: Future[None] | None) -> None:  # noqa: B027 - optional
         """Begin reading, once `after` has ended, a chunk that `load` will be called for in this order."""
@@ -78,15 +83,16 @@ class AddressableMover(Mover):
                 mark = self._up.copy(window.memory[start:end], source[start:end], emptied)
         return mark
 
-    def save(self, extent: Extent, window: Window, turn: int, after: torch.cuda.Event | None) -> Future[None]:
+    def save(
+        self, extent: Extent, memory: torch.Tensor, after: torch.cuda.Event | None, emptied: Emptied
+    ) -> Future[None]:
         """Copy from the device; the future is done once the bytes have arrived."""
         target = as_bytes(self.store.view(extent))
         mark = None
         for start, end in _spans(extent.nbytes, HANDOVER_BYTES):
             with self.meter.request(written=end - start):
-                mark = self._down.copy(target[start:end], window.memory[start:end], after)
-            last = end == extent.nbytes
-            window.empty_up_to(turn, window.memory.numel() if last else end, mark)
+                mark = self._down.copy(target[start:end], memory[start:end], after)
+            emptied(end, mark)
         lanes.wait(mark)
         done: Future[None] = Future()
         done.set_result(None)
@@ -172,16 +178,17 @@ class StagedMover(Mover):
         self._arriving.popleft()
         return mark
 
-    def save(self, extent: Extent, window: Window, turn: int, after: torch.cuda.Event | None) -> Future[None]:
+    def save(
+        self, extent: Extent, memory: torch.Tensor, after: torch.cuda.Event | None, emptied: Emptied
+    ) -> Future[None]:
         """Copy pieces out of the window and hand them to the writers; see `Mover.save`."""
         lanes.wait(after)
         written: list[Future[None]] = []
         for start, end in _spans(extent.nbytes, self._write_ring.slot_bytes):
             slot = self._write_ring.acquire()
-            mark = self._down.copy(as_bytes(slot.memory[: end - start]), window.memory[start:end], after)
+            mark = self._down.copy(as_bytes(slot.memory[: end - start]), memory[start:end], after)
             lanes.wait(mark)
-            last = end == extent.nbytes
-            window.empty_up_to(turn, window.memory.numel() if last else end, mark)
+            emptied(end, mark)
             piece = Extent(extent.offset + start, end - start)
             written.append(self._writers.submit(self._write, piece, slot))
         return all_of(written)

@@ -1,5 +1,8 @@
 """The life of a step: chunk i+1 is fetched, chunk i is stepped, chunk i-1 is written back.
 
+The order alternates from step to step, so that each step begins with the chunks that the windows still hold
+from the one before; these are neither fetched nor written back in between.
+
 The training thread owns the order. Two threads copy, one toward the device and one away from it; they take
 work in that same order. A fault in any thread fails the pipeline: the training thread meets the original
 error at its next wait, and every other thread is woken.
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from muon_offload_cli.offload import lane as lanes
-from muon_offload_cli.offload.mover import Mover
+from muon_offload_cli.offload.mover import Emptied, Mover
 from muon_offload_cli.offload.ordered_thread import OrderedThread
 from muon_offload_cli.offload.plan import Chunk, Tier
 from muon_offload_cli.offload.stall_clock import StallClock
@@ -61,6 +64,8 @@ class Pipeline:
         self._device = device
         self._position = {chunk.index: position for position, chunk in enumerate(self._chunks)}
         self._written: dict[int, Future[None]] = {}
+        # Chunks whose current bytes are in their window alone, with the mark of their last step.
+        self._kept: dict[int, tuple[Window, torch.cuda.Event | None]] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         enter = lanes.Lane(device).enter_thread
@@ -73,14 +78,14 @@ class Pipeline:
         atexit.register(self._stop)
 
     def sweep(self, *, load: bool = True) -> Iterator[tuple[Chunk, torch.Tensor]]:
-        """Visit every chunk once, in alternating order, and write each one back after its visit.
+        """Visit every chunk once, in alternating order, and write each one back that its window cannot keep.
 
         Args:
             load: Fetch the chunk's bytes before the visit; False for chunks that are written anew.
 
         Yields:
             The chunk and its window, a ``uint8`` tensor on the device that holds its image. What the caller
-            enqueued on the current stream before asking for the next chunk is written back.
+            enqueued on the current stream before asking for the next chunk is part of the visit.
 
         Raises:
             StoreError: A read or a write failed; the original error of the thread.
@@ -93,13 +98,14 @@ class Pipeline:
             self.stall.begin()
             lanes.compute_waits_for(self._wait(visit.arrived), self._device)
             self.stall.end()
+            self._kept.pop(visit.chunk.index, None)
             try:
                 yield visit.chunk, visit.window.memory[: visit.chunk.nbytes]
             except BaseException:
                 # Its window would never be handed over: whoever sweeps again must hear of it, not hang.
                 self._fail(RuntimeError(f"a sweep was left at chunk {visit.chunk.index}, before its end"))
                 raise
-            self._write_back(visit, lanes.mark_compute(self._device))
+            self._leave(visit, lanes.mark_compute(self._device))
 
     def prefetch(self) -> None:
         """Begin fetching for the next sweep, unless that has begun already."""
@@ -120,6 +126,10 @@ class Pipeline:
 
     def synchronize(self) -> None:
         """Block until all write-back is done; afterwards every tier holds the current bytes."""
+        self.check()
+        for index, (window, after) in self._kept.items():
+            self._write_back(self._chunks[self._position[index]], window, after, lambda *_: None)
+        self._kept.clear()
         for future in list(self._written.values()):
             self._wait(future)
 
@@ -184,25 +194,41 @@ class Pipeline:
         self._upload.submit(arrive)
         return visit
 
-    def _write_back(self, visit: _Visit, after: torch.cuda.Event | None) -> None:
-        mover = self._movers[visit.chunk.tier]
-        extent = self._extents[visit.chunk.index]
-        done: Future[None] = Future()
-        earlier = self._written.get(visit.chunk.index)
+    def _leave(self, visit: _Visit, after: torch.cuda.Event | None) -> None:
+        """Keep a stepped chunk in its window if the next sweep begins with it there, else write it back."""
+        window, turn = visit.window, visit.turn
+        if window.holds == visit.chunk.index:
+            self._kept[visit.chunk.index] = window, after
+            # In order: the end of a larger chunk that was here before may still be on its way out.
+            self._download.submit(lambda: window.empty_up_to(turn, window.memory.numel(), after))
+            return
 
-        def leave() -> None:
+        def emptied(nbytes: int, mark: torch.cuda.Event | None) -> None:
+            whole = nbytes == visit.chunk.nbytes
+            window.empty_up_to(turn, window.memory.numel() if whole else nbytes, mark)
+
+        self._write_back(visit.chunk, window, after, emptied)
+
+    def _write_back(
+        self, chunk: Chunk, window: Window, after: torch.cuda.Event | None, emptied: Emptied
+    ) -> None:
+        mover = self._movers[chunk.tier]
+        done: Future[None] = Future()
+        earlier = self._written.get(chunk.index)
+
+        def store() -> None:
             if earlier is not None:
-                # A chunk that stayed in its window over the turn of two sweeps may still be on its way to
-                # disk; two writes of one extent have no order of their own.
+                # A chunk that is written anew, not fetched, may still be on its way to disk from the sweep
+                # before; two writes of one extent have no order of their own.
                 earlier.result()
-            stored = mover.save(extent, visit.window, visit.turn, after)
+            stored = mover.save(self._extents[chunk.index], window.memory, after, emptied)
             stored.add_done_callback(lambda future: self._finish(done, future))
 
         with self._lock:
             if self._error is None:
-                self._written[visit.chunk.index] = done
+                self._written[chunk.index] = done
         self.check()
-        self._download.submit(leave)
+        self._download.submit(store)
 
     def _finish(self, done: Future[None], stored: Future[None]) -> None:
         error = stored.exception()

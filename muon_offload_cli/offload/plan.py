@@ -7,9 +7,10 @@ parameter runs a collective while it is stepped, so all tensor-parallel peers mu
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muon_offload_cli.units import round_up
 
@@ -20,7 +21,7 @@ CHUNK_ALIGNMENT = 4096
 """Bytes; a chunk's size is a multiple, so that O_DIRECT can move it whole."""
 
 STATE_ITEM_BYTES = 4
-"""Momentum and master weight are fp32."""
+"""All state is fp32."""
 
 
 class Tier(enum.Enum):
@@ -39,18 +40,23 @@ class ParameterSpec:
         shape: Local shape on this rank.
         domain: Parameters of different domains never share a chunk; used for those whose collectives run
             in different groups, so that peers of either group cut alike.
+        second_moment: Shape of the second moment that an adaptive optimizer keeps; None: there is none.
     """
 
     shape: tuple[int, ...]
     domain: Hashable = None
+    second_moment: tuple[int, ...] | None = None
 
     @property
     def numel(self) -> int:
         """Elements."""
-        numel = 1
-        for size in self.shape:
-            numel *= size
-        return numel
+        return math.prod(self.shape)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of its master weight, its momentum and, where there is one, its second moment."""
+        moment = () if self.second_moment is None else (math.prod(self.second_moment),)
+        return tuple(numel * STATE_ITEM_BYTES for numel in (self.numel, self.numel, *moment))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +76,7 @@ class Chunk:
         parameters: Indices of its parameters, in optimizer order.
         masters: Place of each parameter's master weight.
         momenta: Place of each parameter's momentum.
+        second_moments: Place of each parameter's second moment; empty if the optimizer keeps none.
         nbytes: Size of the chunk's image, a multiple of `CHUNK_ALIGNMENT`.
         tier: Where it lives between steps.
     """
@@ -80,11 +87,12 @@ class Chunk:
     momenta: tuple[Slot, ...]
     nbytes: int
     tier: Tier
+    second_moments: tuple[Slot, ...] = ()
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of momentum and masters without padding."""
-        return sum(slot.nbytes for slot in self.masters) + sum(slot.nbytes for slot in self.momenta)
+        """Bytes of all state without padding."""
+        return sum(slot.nbytes for slot in (*self.masters, *self.momenta, *self.second_moments))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,20 +111,29 @@ class ChunkPlan:
 
 
 def plan_chunks(
-    parameters: Sequence[ParameterSpec], *, chunk_bytes: int, fraction: float, host_bytes: int, disk: bool
+    parameters: Sequence[ParameterSpec],
+    *,
+    chunk_bytes: int,
+    fraction: float,
+    host_bytes: int,
+    disk: bool,
+    windows: int,
 ) -> ChunkPlan:
     """Cut parameters into chunks and give each chunk a tier.
 
     Parameters keep their order. Of each domain, the last ``1 - fraction`` of the state's bytes stays on the
     GPU (peers of one domain may own different parts of another, and must still cut alike); the host budget
-    is filled with chunks spread evenly over the rest, and what remains goes to disk.
+    is filled with chunks of the rest, and what remains goes to disk. The first and the last chunks go to disk
+    first: the windows hold one end or the other from one step to the next, so that each of them moves in
+    every second step only. Between the ends, disk and host alternate.
 
     Args:
-        parameters: In the optimizer's order.
+        parameters: In the optimizer's order; all with a second moment, or none.
         chunk_bytes: Budget of a chunk; a larger parameter gets a chunk of its own. 0: one chunk a domain.
         fraction: Part of the bytes that leaves the GPU, 0 to 1.
         host_bytes: Host memory of this rank that may hold chunks for good.
         disk: Whether there is a disk tier; without one, all that leaves the GPU goes to the host.
+        windows: Chunks that have a place on the device at the same time.
 
     Returns:
         The plan; every parameter is in exactly one chunk.
@@ -145,9 +162,9 @@ def plan_chunks(
         for index, (leaves, members) in enumerate(groups)
     ]
     streamed = [chunk for chunk in images if chunk.tier is Tier.DISK]
-    hosted = set(_hosted(streamed, host_bytes)) if disk else {chunk.index for chunk in streamed}
+    hosted = _hosted(streamed, host_bytes, windows) if disk else {chunk.index for chunk in streamed}
     return ChunkPlan(
-        chunks=tuple(_with_tier(chunk, Tier.HOST) if chunk.index in hosted else chunk for chunk in images)
+        chunks=tuple(replace(chunk, tier=Tier.HOST) if chunk.index in hosted else chunk for chunk in images)
     )
 
 
@@ -158,17 +175,16 @@ def window_sizes(chunks: Sequence[Chunk], count: int) -> list[int]:
 
 
 def _image_bytes(parameter: ParameterSpec) -> int:
-    return 2 * round_up(parameter.numel * STATE_ITEM_BYTES, STATE_ALIGNMENT)
+    return sum(round_up(nbytes, STATE_ALIGNMENT) for nbytes in parameter.sizes)
 
 
 def _lay_out(index: int, members: list[int], parameters: Sequence[ParameterSpec], tier: Tier) -> Chunk:
-    """Place all masters of a chunk, then all its momenta, each aligned."""
+    """Place all masters of a chunk, then all its momenta, then all its second moments, each aligned."""
     cursor = 0
     rows: list[tuple[Slot, ...]] = []
-    for _ in ("masters", "momenta"):
+    for sizes in zip(*(parameters[member].sizes for member in members), strict=True):
         row = []
-        for member in members:
-            nbytes = parameters[member].numel * STATE_ITEM_BYTES
+        for nbytes in sizes:
             row.append(Slot(offset=cursor, nbytes=nbytes))
             cursor += round_up(nbytes, STATE_ALIGNMENT)
         rows.append(tuple(row))
@@ -177,37 +193,38 @@ def _lay_out(index: int, members: list[int], parameters: Sequence[ParameterSpec]
         parameters=tuple(members),
         masters=rows[0],
         momenta=rows[1],
+        second_moments=rows[2] if len(rows) > 2 else (),
         # Never empty: the turns of a window are handed over by bytes.
         nbytes=round_up(max(cursor, 1), CHUNK_ALIGNMENT),
         tier=tier,
     )
 
 
-def _hosted(chunks: Sequence[Chunk], host_bytes: int) -> list[int]:
-    """Choose chunks for the host tier, spread over the order so that disk and host alternate.
+def _hosted(chunks: Sequence[Chunk], host_bytes: int, windows: int) -> set[int]:
+    """Choose chunks for the host tier: between the ends that the windows hold in turn, then the ends too."""
+    inner = chunks[windows : len(chunks) - windows]
+    chosen = _spread(inner, host_bytes)
+    left = host_bytes - sum(chunk.nbytes for chunk in inner if chunk.index in chosen)
+    for chunk in chunks:
+        if chunk.index not in chosen and chunk.nbytes <= left:
+            chosen.add(chunk.index)
+            left -= chunk.nbytes
+    return chosen
+
+
+def _spread(chunks: Sequence[Chunk], host_bytes: int) -> set[int]:
+    """Choose chunks of up to `host_bytes`, spread over the order so that disk and host alternate.
 
     Each chunk earns its size in proportion to the part of the bytes that fits and is taken once it has
     earned it, as in Bresenham's line.
     """
     total = sum(chunk.nbytes for chunk in chunks)
-    if total <= host_bytes:
-        return [chunk.index for chunk in chunks]
-    chosen, left, credit = [], host_bytes, 0.0
+    chosen: set[int] = set()
+    left, credit = host_bytes, 0.0
     for chunk in chunks:
-        credit += chunk.nbytes * host_bytes / total
+        credit += chunk.nbytes * min(1.0, host_bytes / total)
         if credit >= chunk.nbytes and chunk.nbytes <= left:
-            chosen.append(chunk.index)
+            chosen.add(chunk.index)
             left -= chunk.nbytes
             credit -= chunk.nbytes
     return chosen
-
-
-def _with_tier(chunk: Chunk, tier: Tier) -> Chunk:
-    return Chunk(
-        index=chunk.index,
-        parameters=chunk.parameters,
-        masters=chunk.masters,
-        momenta=chunk.momenta,
-        nbytes=chunk.nbytes,
-        tier=tier,
-    )

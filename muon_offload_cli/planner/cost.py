@@ -47,8 +47,7 @@ class StepCost:
 def step_cost(node: NodeTotal, bandwidth: Bandwidth, compute_s: float | None = None) -> StepCost:
     """Return the cost of one optimizer step.
 
-    What can pass behind forward and backward is little by design: the reads that fit the staging buffers, and
-    the write-back of the chunks that the windows still hold when the step ends.
+    What can pass behind forward and backward is little by design: what fits the staging buffers.
 
     Args:
         node: Bytes of a step.

@@ -186,7 +186,8 @@ def test_sweeps_alternate_and_reuse_what_the_windows_hold(directory: Path) -> No
         whole = sum(chunk.nbytes for chunk in chunks)
         read = 3 * whole - 2 * kept_back - kept_front
         assert read <= offloader.bytes_read < read + whole - kept_front
-        assert offloader.bytes_written == 4 * whole
+        # Birth writes too; what the windows held at the very end was written when it was asked for.
+        assert offloader.bytes_written == whole + read
 
 
 def test_state_is_born_as_zeros_also_the_second_time(directory: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_failed_window_wakes_who_waits_and_refuses_who_comes_later() -> None:
 def test_each_window_is_as_large_as_its_own_largest_chunk() -> None:
     sizes = [1024, 8192, 1024, 2048, 1024, 1024]
     parameters = [ParameterSpec(shape=(size,)) for size in sizes]
-    chunks = plan_chunks(parameters, chunk_bytes=1, fraction=1.0, host_bytes=0, disk=True).chunks
+    chunks = plan_chunks(parameters, chunk_bytes=1, fraction=1.0, host_bytes=0, disk=True, windows=2).chunks
     assert [chunk.nbytes for chunk in chunks] == [8 * size for size in sizes]
     assert [w.memory.numel() for w in make_windows(chunks, 2, CPU)] == [8 * 1024, 8 * 8192]
     assert [w.memory.numel() for w in make_windows(chunks, 3, CPU)] == [8 * 2048, 8 * 8192, 8 * 1024]
@@ -81,7 +81,7 @@ def test_each_window_is_as_large_as_its_own_largest_chunk() -> None:
 
 def test_there_are_no_more_windows_than_chunks() -> None:
     parameters = [ParameterSpec(shape=(1024,))] * 2
-    chunks = plan_chunks(parameters, chunk_bytes=1, fraction=1.0, host_bytes=0, disk=True).chunks
+    chunks = plan_chunks(parameters, chunk_bytes=1, fraction=1.0, host_bytes=0, disk=True, windows=2).chunks
     assert len(make_windows(chunks, 5, CPU)) == 2
     assert make_windows([], 3, CPU) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.rank import rank_figures
+from muon_offload_cli.storage.stripes import Stripes
 from muon_offload_cli.units import MIB
 from tests.planner.plans import planner, tensor
 
@@ -28,7 +30,7 @@ REPORTED = {
         (1839104, 14712832, 0, 0, 19, 6144),
     ],
     ("offload.host_memory_gb=0.02", "offload.fraction=0.5"): [
-        (1773568, 2097152, 4997120, 7094272, 38, 800256)
+        (1773568, 1835008, 5259264, 7094272, 38, 800256)
     ]
     * 4,
     ("parallel.pp=2", "parallel.ep=1", "model.tied_embeddings=true"): [
@@ -81,9 +83,9 @@ def test_planned_bytes_equal_what_running_ranks_reported(words: tuple[str, ...])
 
 
 def test_traffic_equals_what_steps_of_a_run_moved() -> None:
-    # Every step but the first of `train recipe=tiny train.steps=5 offload.chunk_mb=1`, on every rank.
+    # `train recipe=tiny train.steps=5 offload.chunk_mb=1`: a rank read 11829248 and 11796480 bytes in turn.
     traffic = planner("tiny", "offload.chunk_mb=1").plan().heaviest.figures.traffic
-    assert (traffic.read, traffic.written) == (11812864, 14188544)
+    assert traffic.read == traffic.written == (11829248 + 11796480) // 2
 
 
 SETTINGS = OffloadSettings(engine="disk", chunk_bytes=MIB // 4, staging_bytes=MIB)
@@ -112,15 +114,34 @@ def test_engines_differ_in_where_state_and_buffers_are() -> None:
     assert host.traffic.written == none.traffic.written == 0
 
 
+def test_a_striped_rank_opens_a_file_a_directory_and_maps_every_stripe() -> None:
+    given = replace(SETTINGS, directories=(Path("/a"), Path("/b"), Path("/c")))
+    own = rank_figures(OWNED, held_elements=0, adam_elements=0, settings=given)
+    assert (own.open_files, own.maps) == (3, 2 + Stripes(size=own.disk_bytes, files=3).count)
+
+
+def test_adaptive_muon_has_a_third_of_its_state_in_second_moments() -> None:
+    plans = [
+        planner("tiny", "optimizer=muon", f"optimizer.name={name}").plan()
+        for name in ("muon", "adaptive_muon")
+    ]
+    plain, own = (plan.heaviest.figures for plan in plans)
+    assert (plain.second_moment_bytes, own.second_moment_bytes) == (0, own.muon_parameters * 4)
+    assert own.muon_state_bytes == own.muon_parameters * 12
+    assert own.largest_bytes * 2 == plain.largest_bytes * 3
+    assert own.disk_bytes >= own.muon_state_bytes
+    assert plans[1].checkpoint_bytes - plans[0].checkpoint_bytes == plans[0].muon_parameters * 4
+
+
 @given(st.lists(st.integers(1, 10**6), max_size=60), st.integers(0, 4), st.integers(2, 4), st.floats(0, 1))
-def test_state_is_in_some_tier_and_reads_never_exceed_writes(
+def test_state_is_in_some_tier_and_what_windows_hold_does_not_move(
     sizes: list[int], chunk_mib: int, windows: int, fraction: float
 ) -> None:
     settings = replace(SETTINGS, chunk_bytes=chunk_mib * MIB, windows=windows, fraction=fraction)
     own = rank_figures([tensor(size) for size in sizes], held_elements=0, adam_elements=0, settings=settings)
     stored = own.disk_bytes + own.host_bytes + own.gpu_bytes
     assert own.muon_state_bytes <= stored <= own.muon_state_bytes + 1024 * len(sizes) + 4096 * own.chunks
-    assert 0 <= own.traffic.read <= own.traffic.written == own.disk_bytes
+    assert 0 <= own.traffic.read == own.traffic.written <= own.disk_bytes
     assert own.traffic.read_behind <= own.traffic.read
     if own.chunks_on_disk <= windows:
         assert own.traffic.read == 0

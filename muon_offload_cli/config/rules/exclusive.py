@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
-from muon_offload_cli.config.rules.family import is_muon
+from muon_offload_cli.config.rules.family import ADAPTIVE_MUON, is_muon
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import flag_value, has_flag
 from muon_offload_cli.config.schema import Config, Engine
@@ -111,6 +111,35 @@ def native_layout(config: Config, written: Set[str], facts: MachineFacts) -> Ite
             fix="megatron.param_layout=false",
             keys=(given[0].partition("=")[0], "megatron.param_layout"),
         )
+
+
+@rule(
+    name="adaptive-native",
+    reason="An offloader of Megatron's own plans one fp32 momentum, and adaptive Muon keeps a second moment.",
+)
+def adaptive_native(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse adaptive Muon under an offloader of Megatron's own."""
+    if config.optimizer.name != ADAPTIVE_MUON:
+        return
+    refused = (
+        "Megatron's offloader plans one momentum of plain Muon, and its builder refuses another optimizer."
+    )
+    if config.offload.engine is Engine.mapped and facts.maps_natively:
+        yield Problem(
+            what=f"offload.engine=mapped with optimizer.name={ADAPTIVE_MUON} on a Megatron that brings an "
+            f"offloader: {refused}",
+            fix="offload.engine=disk",
+            keys=("offload.engine", "optimizer.name"),
+        )
+    if config.offload.engine is not Engine.none:
+        return
+    for flag in NATIVE_OFFLOADERS:
+        if has_flag(config, flag):
+            yield Problem(
+                what=f"megatron.args.{flag} with optimizer.name={ADAPTIVE_MUON}: {refused}",
+                fix=f"megatron.args.{flag}=null",
+                keys=(f"megatron.args.{flag}", "optimizer.name"),
+            )
 
 
 @rule(name="fp16", reason="Muon takes bf16; Megatron's parser accepts fp16 and its builder then fails.")
