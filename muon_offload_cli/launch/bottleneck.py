@@ -44,9 +44,17 @@ class Bottleneck:
 
 
 def find_bottleneck(config: Config, ranks: Iterable[RankFigures]) -> Bottleneck | None:
-    """Judge a run by its slowest rank; None where nothing was offloaded or no step came after the first."""
+    """Judge a run by its slowest rank.
+
+    Returns:
+        None where nothing was offloaded, nothing was counted, or no step came after the first.
+    """
     slowest = max((rank.steady for rank in ranks), key=lambda steady: steady.seconds, default=SteadySums())
-    if config.offload.engine is Engine.none or not slowest.steps:
+    offload = config.offload
+    if offload.engine is Engine.none or not slowest.steps:
+        return None
+    if offload.engine is Engine.mapped and not slowest.io_busy_s and not offload.host_memory_gib:
+        # Megatron's own offloader, whose transfers and waits are the kernel's and not seen.
         return None
     bound = _bound(slowest)
     hidden = 1 - slowest.io_wait_s / slowest.io_busy_s if slowest.io_busy_s else None

@@ -90,3 +90,10 @@ def test_resident_runs_and_single_steps_are_not_judged() -> None:
     assert find_bottleneck(config(Engine.none), [ran(step(1, 0, 0))]) is None
     assert find_bottleneck(config(), [ran()]) is None
     assert find_bottleneck(config(), []) is None
+
+
+def test_nothing_is_said_of_an_offloader_that_counts_nothing() -> None:
+    figures = [ran(step(10.0, 0.0, 0.0))]
+    assert find_bottleneck(config(Engine.mapped), figures) is None
+    assert find_bottleneck(config(Engine.mapped, host_memory_gb="1"), figures) is not None
+    assert find_bottleneck(config(Engine.mapped), [ran(step(10.0, 0.0, 0.1))]) is not None
