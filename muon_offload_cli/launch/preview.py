@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+from muon_offload_cli.config.rules.exclusive import NATIVE_OFFLOADERS
 from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.settings import has_flag
 from muon_offload_cli.config.rules.unread import NATIVE_KEYS, keys_read
 from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
 from muon_offload_cli.config.vocabulary import tokenizer_folder
@@ -146,6 +148,8 @@ def _offload(config: Config, facts: MachineFacts) -> str:
     lives = _STATE_LIVES[offload.engine]
     if read is NATIVE_KEYS:
         lives += " of Megatron's own offloader"
+    elif offload.engine is Engine.none and any(has_flag(config, flag) for flag in NATIVE_OFFLOADERS):
+        lives = "in pinned host memory of Megatron's own offloader"
     return _join(f"engine {offload.engine.name}, {lives}", *parts)
 
 

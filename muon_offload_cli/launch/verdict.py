@@ -236,13 +236,12 @@ def _names(rows: list[RankVerdict]) -> str:
 
 
 def _where(config: Config, rows: list[RankVerdict]) -> str:
-    if not _moves(config):
-        return (
-            _PLACES[Engine.none]
-            if config.offload.engine is Engine.none
-            else "offload.fraction=0 moved nothing"
-        )
     disk, host = sum(row.disk_bytes for row in rows), sum(row.host_bytes for row in rows)
+    if config.offload.engine is Engine.none:
+        native = f"{_PLACES[Engine.host]} of Megatron's own offloader ({format_bytes(host)})"
+        return native if host else _PLACES[Engine.none]
+    if not _moves(config):
+        return "offload.fraction=0 moved nothing"
     if config.offload.engine is Engine.host:
         return f"{_PLACES[Engine.host]} ({format_bytes(host)})"
     text = f"{_PLACES[config.offload.engine]} ({format_bytes(disk)})"

@@ -21,14 +21,13 @@ import torch
 from muon_offload_cli.errors import does_not_fit, wrong
 from muon_offload_cli.machine.numa import NearDevice
 from muon_offload_cli.megatron import native_contract
+from muon_offload_cli.megatron.state_census import PLAIN_MUON_BYTES
 from muon_offload_cli.offload.mapped_buffers import MappedBuffers
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.offload.watched import Watched
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import MIB, format_bytes
-
-_MUON_STATE_BYTES = 8
 
 
 def make_mapped_offloader(
@@ -209,7 +208,7 @@ class MuonView:
         self.stores: Mapping[Tier, Store] = {}
         self.plan = SimpleNamespace(
             chunks=[
-                _Chunk(sum(parameter.numel() for parameter in chunk.params) * _MUON_STATE_BYTES)
+                _Chunk(sum(parameter.numel() for parameter in chunk.params) * PLAIN_MUON_BYTES)
                 for chunk in native.chunks
             ]
         )

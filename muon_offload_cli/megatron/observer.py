@@ -154,8 +154,11 @@ class Observer:
         report.chunks = sum(len(offloader.plan.chunks) for offloader in self._offloaders)
         report.build_gpu_peak_bytes = torch.cuda.max_memory_allocated()
         report.disk_bytes = self._bytes(Tier.DISK)
-        report.host_bytes = self._bytes(Tier.HOST)
-        taken = sum(chunk.state_bytes for offloader in self._offloaders for chunk in offloader.plan.chunks)
+        native = state_census.native_host_bytes(self._optimizer)
+        report.host_bytes = self._bytes(Tier.HOST) + native
+        taken = native + sum(
+            chunk.state_bytes for offloader in self._offloaders for chunk in offloader.plan.chunks
+        )
         # What no offloader took over is resident, whatever was asked for.
         report.gpu_bytes = self._bytes(Tier.GPU) + max(0, report.muon_state_bytes - taken)
         report.engine = self._engine if self._offloaders else "none"

@@ -11,6 +11,9 @@ import torch
 from muon_offload_cli.megatron.muon_child import MOMENTUM, SECOND_MOMENT, second_moment_shape
 from muon_offload_cli.offload.plan import ParameterSpec
 
+PLAIN_MUON_BYTES = 8
+"""Of an element: momentum and master weight in fp32, the state that Megatron's own offloader knows."""
+
 
 def children(optimizer: Any) -> Iterator[Any]:
     """Yield the optimizers at the leaves of Megatron's chains."""
@@ -76,6 +79,19 @@ def sibling_state_bytes(optimizer: Any) -> int:
             # The torch optimizer steps fp32 masters; the model's own weights are lower precision or fp32.
             total += parameter.nbytes
     return total
+
+
+def native_host_bytes(optimizer: Any) -> int:
+    """Count Muon's state that Megatron's own offloader keeps in pinned host memory between steps."""
+    offloaders = (
+        getattr(child, "_optimizer_state_offloader", None) for child in children(optimizer) if is_muon(child)
+    )
+    return sum(
+        int(parameter.numel()) * PLAIN_MUON_BYTES
+        for offloader in offloaders
+        if offloader is not None and not hasattr(offloader, "buffers")
+        for parameter in offloader.selected_params
+    )
 
 
 def sibling_disk_bytes(optimizer: Any) -> int:

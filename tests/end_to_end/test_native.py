@@ -44,6 +44,8 @@ def test_every_engine_gives_the_same_training_on_a_checkout(tmp_path: Path, dire
             assert report.digests == wanted.digests, (name, rank)
             assert run.curve(rank) == runs["none"].curve(rank)[-len(run.curve(rank)) :], (name, rank)
             assert report.engine == {"pinned": "none", "resumed": "mapped"}.get(name, name)
+    pinned = runs["pinned"].reports.values()
+    assert all(report.host_bytes == report.muon_state_bytes > 0 for report in pinned)
     for name in ("mapped", "resumed"):
         for rank, report in runs[name].reports.items():
             # Megatron's own offloader takes the embeddings' and norms' state along.
@@ -52,4 +54,4 @@ def test_every_engine_gives_the_same_training_on_a_checkout(tmp_path: Path, dire
             log = (runs[name].folder / "logs" / f"rank_{rank}.log").read_text()
             assert "in files of" in log
             assert log.index("flushed ") < log.index("saved step")
-        assert "chunked offloader of its own" in runs[name].output
+        assert "has chunked offloader of its own" in runs[name].output
