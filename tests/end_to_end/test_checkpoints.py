@@ -489,8 +489,8 @@ def test_no_copy_of_the_state_is_made_in_memory(tmp_path: Path, directory: Path)
         assert run.exit_code == 0, run.output
         report = run.reports[0]
         assert report.muon_state_bytes >= STATE_BYTES
-        # Buffers of 136 MiB (168 while loading) and a tensor or two. A copy of the state would come on top, or
-        # of what SwiGLU's factory makes, which is half of it; mapped pages of the file count as well.
+        # Buffers of 136 MiB (168 while loading) and a tensor or two. A copy of the state would be more, and
+        # one of what SwiGLU's factory makes too; mapped pages of the file count as well.
         assert 0 < report.save_memory_bytes < STATE_BYTES
         assert report.load_memory_bytes < STATE_BYTES
     assert report.loaded_step == 1
