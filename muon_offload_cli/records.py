@@ -79,15 +79,16 @@ class RankReport:
         engine: Backend that was attached, ``none`` for resident state.
         megatron_version: Version of the Megatron that trained.
         muon_parameters: Elements of the parameters that Muon owns on this rank.
-        muon_state_bytes: Their momentum and master weights, 8 bytes an element.
-        adam_state_bytes: State of the sibling optimizers (embeddings, norms), which stays resident.
+        muon_state_bytes: Their master weights, momentum and, where there is one, second moment.
+        adam_state_bytes: State of the sibling optimizers (embeddings, norms) that stays resident.
+        adam_disk_bytes: State of theirs that lies on disk; Megatron's own offloader takes it along.
         disk_bytes: Bytes reserved on disk, alignment included.
         host_bytes: Host memory that holds state between steps.
         gpu_bytes: Device memory that holds Muon state between steps.
         chunks: Chunks of the plan.
         build_gpu_peak_bytes: Peak allocated device memory while the optimizer was built, the model with its
             gradient buffers included.
-        directory: Where the bytes on disk are; empty if none.
+        directory: Where the bytes on disk are, several directories with commas between; empty if none.
         direct_io: Whether the disk is reached with O_DIRECT.
         notes: Sentences that a person should see (a fallback, for example).
         steps: Optimizer steps taken.
@@ -118,6 +119,7 @@ class RankReport:
     muon_parameters: int = 0
     muon_state_bytes: int = 0
     adam_state_bytes: int = 0
+    adam_disk_bytes: int = 0
     disk_bytes: int = 0
     host_bytes: int = 0
     gpu_bytes: int = 0

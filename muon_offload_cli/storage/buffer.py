@@ -105,7 +105,7 @@ def _map_private(nbytes: int) -> mmap.mmap:
     except (OSError, OverflowError) as error:
         raise does_not_fit(
             f"{format_bytes(nbytes)} of host memory cannot be mapped: {error}.",
-            "lower offload.host_memory_gb or offload.chunk_mb, or raise the memory limit of this job",
+            "lower offload.host_memory_gb or offload.staging_mb, or raise the memory limit of this job",
             "offload.host_memory_gb",
         ) from error
 

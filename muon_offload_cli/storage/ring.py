@@ -111,11 +111,6 @@ class StagingRing:
         finally:
             self.release(slot)
 
-    def try_acquire(self) -> Slot | None:
-        """Take a slot if one is free; raises RingClosed as `acquire` does."""
-        with self._changed:
-            return self._take() if self._free or self._closed else None
-
     def release(self, slot: Slot) -> None:
         """Give a slot back; nobody may be reading or writing it any more. Allowed after `close` and `abort`.
 

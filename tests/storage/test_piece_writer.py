@@ -20,15 +20,18 @@ from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.piece_writer import PieceWriter
 from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
 from muon_offload_cli.storage.store import Store
+from muon_offload_cli.storage.striped import StripedStore
 
 SIZE = 3 * PIECE_BYTES
 
 
-@pytest.fixture(params=["direct", "memory"])
+@pytest.fixture(params=["direct", "striped", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made = (
-        DirectStore(tmp_path / "state", SIZE) if request.param == "direct" else MemoryStore(SIZE, pin=False)
-    )
+    made: Store = {
+        "direct": lambda: DirectStore(tmp_path / "state", SIZE),
+        "striped": lambda: StripedStore([tmp_path / "state", tmp_path / "state-b"], SIZE, DirectStore),
+        "memory": lambda: MemoryStore(SIZE, pin=False),
+    }[request.param]()
     with made, HostBuffer(SIZE) as buffer:
         buffer.memory[:] = os.urandom(SIZE)
         made.write_from(Extent(0, SIZE), buffer.memory)
@@ -58,7 +61,7 @@ def test_the_file_is_the_bytes_in_order_and_pieces_hash_them(store: Store, tmp_p
     assert set(boundaries) <= {0, *ends}
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.tuples(st.integers(0, SIZE // 512 - 1), st.integers(1, 3 * 2**20)), max_size=6))
 def test_any_ranges_of_a_store_arrive(store: Store, tmp_path: Path, cuts: list[tuple[int, int]]) -> None:
     view = store.view(Extent(0, SIZE))
