@@ -105,13 +105,15 @@ def install(
     """
     from megatron.core.optimizer import layer_wise_optimizer
 
-    if settings.engine == "mapped" and native_contract.modules() is not None:
-        return NativeInstallation(settings, on_built)
-    present: Installation | None = getattr(
-        layer_wise_optimizer.Float16OptimizerWithFloat16Params, "installation", None
+    native = native_contract.modules() if settings.engine == "mapped" else None
+    replaced = (
+        getattr(native[0], native_contract.CLASS, None)
+        if native is not None
+        else layer_wise_optimizer.Float16OptimizerWithFloat16Params
     )
+    present: Installation | NativeInstallation | None = getattr(replaced, "installation", None)
     if present is None:
-        return Installation(settings, on_built)
+        return (NativeInstallation if native is not None else Installation)(settings, on_built)
     if on_built not in (None, present.on_built) or settings != present.settings:
         raise wrong(
             "install() was called a second time with other settings: "

@@ -94,6 +94,7 @@ def make_muon_child(
             return base(optimizer, *args, **kwargs)
 
         def __init__(self, optimizer: Any, config: Any, grad_scaler: Any, init_state_fn: Any) -> None:
+            _refuse_second_offload(config, settings())
             groups = optimizer.param_groups
             originals = [list(group["params"]) for group in groups]
             self._offloaded = [
@@ -313,6 +314,18 @@ def make_muon_child(
         restore_from_cpu = offload_to_cpu
 
     return OffloadedMuon
+
+
+def _refuse_second_offload(config: Any, settings: OffloadSettings) -> None:
+    """Refuse a config that has Megatron build its own chunked offloader around the same state."""
+    asked = getattr(config, "chunked_optimizer_state_offload", False)
+    if asked and config.optimizer_state_offload_fraction > 0:
+        raise wrong(
+            "the optimizer's config asks for Megatron's own chunked offload, and "
+            f"offload.engine={settings.engine} moves the same state",
+            "leave --chunked-optimizer-state-offload out, or offload.engine=mapped",
+            "offload.engine",
+        )
 
 
 def _members(state: ChunkState) -> Iterator[tuple[int, torch.Tensor, dict[str, torch.Tensor]]]:

@@ -25,8 +25,6 @@ from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.units import MIB, format_bytes
 
-_BASE = "muon_offload_base"
-"""Attribute that holds what was there before; an installation over another starts from it."""
 _MUON_STATE_BYTES = 8
 
 
@@ -89,7 +87,6 @@ def make_mapped_offloader(
         def _say(self, text: str) -> None:
             print(f"optimizer state of {type(self.optimizer).__name__}, {text}", flush=True)
 
-    setattr(MappedOptimizerStateOffloader, _BASE, native)
     return MappedOptimizerStateOffloader
 
 
@@ -113,12 +110,13 @@ class NativeInstallation:
         missing = native_contract.missing_parts(*found, OptimizerConfig)
         if missing:
             raise changed_contract(missing)
+        self.settings = settings
+        self.on_built = on_built
         self.optimizers: list[Any] = []
         """Views of the offloaders of Muon's optimizers, as `MuonView.offloader`."""
         self._offloaders: list[Any] = []
         self._modules = found
-        current = getattr(found[0], native_contract.CLASS)
-        self._native = getattr(current, _BASE, current)
+        self._native = getattr(found[0], native_contract.CLASS)
 
         def built(offloader: Any) -> None:
             self._offloaders.append(offloader)
@@ -129,11 +127,12 @@ class NativeInstallation:
                     on_built(view)
 
         self._class = make_mapped_offloader(self._native, settings, built)
+        self._class.installation = self
         # Megatron's optimizer module imported the name by value.
         for module in found:
             setattr(module, native_contract.CLASS, self._class)
         self._config = OptimizerConfig
-        self._post_init = getattr(OptimizerConfig.__post_init__, _BASE, OptimizerConfig.__post_init__)
+        self._post_init = OptimizerConfig.__post_init__
         OptimizerConfig.__post_init__ = asking_for_offload(self._post_init, settings)
 
     def __enter__(self) -> Self:
@@ -142,12 +141,16 @@ class NativeInstallation:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
+    def leave_configs_alone(self) -> None:
+        """Let optimizer configs say by themselves whether they ask for offload."""
+        self._config.__post_init__ = self._post_init
+
     def close(self) -> None:
         """Give Megatron its class back; buffers in use live as long as their tensors."""
         if getattr(self._modules[0], native_contract.CLASS) is self._class:
             for module in self._modules:
                 setattr(module, native_contract.CLASS, self._native)
-            self._config.__post_init__ = self._post_init
+            self.leave_configs_alone()
         for offloader in self._offloaders:
             offloader.buffers.close()
 
@@ -167,7 +170,6 @@ def asking_for_offload(post_init: Callable[[Any], None], settings: OffloadSettin
             config.optimizer_state_offload_fraction = settings.fraction
         post_init(config)
 
-    setattr(wrapped, _BASE, post_init)
     return wrapped
 
 

@@ -340,6 +340,13 @@ CASES = [
         MachineFacts(megatron=MegatronFacts()),
     ),
     Case("native-contract", "offload=mapped", "offload=disk", CHANGED, CHANGED),
+    Case(
+        "adaptive-native",
+        "offload=mapped optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        "offload=disk optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        NATIVE,
+        NATIVE,
+    ),
     Case("native-contract", "offload=mapped", "offload=mapped", CHANGED, NATIVE),
     Case(
         "native-offloader",

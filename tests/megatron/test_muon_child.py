@@ -77,6 +77,17 @@ def offloaded(base: Any, settings: OffloadSettings, parameters: list[torch.nn.Pa
     return child(make_optimizer(parameters), make_config(), None, None)
 
 
+def test_the_state_is_never_offloaded_twice(base: Any, settings: OffloadSettings) -> None:
+    config = make_config()
+    # Fields of Megatrons that bring an offloader of their own.
+    config.chunked_optimizer_state_offload, config.optimizer_state_offload_fraction = True, 1.0
+    child = make_muon_child(base, (torch.optim.SGD,), lambda: settings, lambda _: None)
+    with pytest.raises(UserError, match="engine=disk moves the same state"):
+        child(make_optimizer(make_model()), config, None, None)
+    config.optimizer_state_offload_fraction = 0.0
+    child(make_optimizer(make_model()), config, None, None).offloader.close()
+
+
 def give_gradients(parameters: list[torch.nn.Parameter], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:

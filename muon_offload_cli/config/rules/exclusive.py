@@ -119,13 +119,24 @@ def native_layout(config: Config, written: Set[str], facts: MachineFacts) -> Ite
 )
 def adaptive_native(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse adaptive Muon under an offloader of Megatron's own."""
-    if config.offload.engine is not Engine.none or config.optimizer.name != ADAPTIVE_MUON:
+    if config.optimizer.name != ADAPTIVE_MUON:
+        return
+    refused = (
+        "Megatron's offloader plans one momentum of plain Muon, and its builder refuses another optimizer."
+    )
+    if config.offload.engine is Engine.mapped and facts.maps_natively:
+        yield Problem(
+            what=f"offload.engine=mapped with optimizer.name={ADAPTIVE_MUON} on a Megatron that brings an "
+            f"offloader: {refused}",
+            fix="offload.engine=disk",
+            keys=("offload.engine", "optimizer.name"),
+        )
+    if config.offload.engine is not Engine.none:
         return
     for flag in NATIVE_OFFLOADERS:
         if has_flag(config, flag):
             yield Problem(
-                what=f"megatron.args.{flag} with optimizer.name={ADAPTIVE_MUON}: Megatron's offloader plans "
-                "one fp32 momentum, and there is a second moment as well.",
+                what=f"megatron.args.{flag} with optimizer.name={ADAPTIVE_MUON}: {refused}",
                 fix=f"megatron.args.{flag}=null",
                 keys=(f"megatron.args.{flag}", "optimizer.name"),
             )
