@@ -128,7 +128,9 @@ class NativeInstallation:
                 if on_built is not None:
                     on_built(view)
 
+        self.settings, self.on_built = settings, on_built
         self._class = make_mapped_offloader(self._native, settings, built)
+        self._class.installation = self
         # Megatron's optimizer module imported the name by value.
         for module in found:
             setattr(module, native_contract.CLASS, self._class)

@@ -161,7 +161,8 @@ def both_modules_have_the_class_until_it_is_closed(rig: Rig) -> None:
 
 def a_second_installation_does_not_stack(rig: Rig) -> None:
     base = type(rig.offloader).__bases__[0]
-    second = install(rig.settings)
+    assert install(rig.settings) is rig.installation
+    second = native.NativeInstallation(rig.settings)
     assert rig.modules[1].ChunkedOptimizerStateOffloader.__bases__ == (base,)
     rig.installation.close()
     assert rig.modules[0].ChunkedOptimizerStateOffloader is not base
