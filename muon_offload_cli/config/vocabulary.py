@@ -19,9 +19,10 @@ BYTE_SOURCES = (DataSource.stdlib, DataSource.text, DataSource.chat)
 
 def tokenizer_folder(config: Config) -> Path | None:
     """Return the model folder whose tokenizer ``data.source=chat`` uses; None: bytes."""
-    # The key that names the folder.
+    # By name: the schema has these keys once a model can be taken from a folder.
     folder = getattr(config.model, "from_hf", None)
-    return Path(folder).expanduser().absolute() if folder else None
+    wanted = folder is not None and getattr(config.model, "hf_tokenizer", True)
+    return Path(str(folder)).expanduser().absolute() if wanted else None
 
 
 def vocabulary_size(config: Config) -> int:
