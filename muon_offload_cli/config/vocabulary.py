@@ -19,10 +19,8 @@ BYTE_SOURCES = (DataSource.stdlib, DataSource.text, DataSource.chat)
 
 def tokenizer_folder(config: Config) -> Path | None:
     """Return the model folder whose tokenizer ``data.source=chat`` uses; None: bytes."""
-    # By name: the schema has these keys once a model can be taken from a folder.
-    folder = getattr(config.model, "from_hf", None)
-    wanted = folder is not None and getattr(config.model, "hf_tokenizer", True)
-    return Path(str(folder)).expanduser().absolute() if wanted else None
+    folder = config.model.from_hf if config.model.hf_tokenizer else None
+    return Path(folder).expanduser().absolute() if folder else None
 
 
 def vocabulary_size(config: Config) -> int:
@@ -30,3 +28,9 @@ def vocabulary_size(config: Config) -> int:
     if config.model.vocab_size:
         return config.model.vocab_size
     return BYTE_VOCABULARY if config.data.source in BYTE_SOURCES else MOCK_VOCABULARY
+
+
+def uses_hf_tokenizer(config: Config) -> bool:
+    """Tell whether Megatron is given the tokenizer of `model.from_hf`: byte tokens have none of their own."""
+    prepared = config.data.source in (DataSource.indexed, DataSource.mock)
+    return config.model.from_hf is not None and config.model.hf_tokenizer and prepared

@@ -9,7 +9,8 @@ model's weights does it go chunk by chunk. Facts about the base class are in doc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.exact_halves import with_exact_halves
+from muon_offload_cli.megatron.plan_agreement import demand_same_plan
 from muon_offload_cli.offload.offloader import ChunkState, StateOffloader
 from muon_offload_cli.offload.plan import ParameterSpec
 from muon_offload_cli.offload.settings import OffloadSettings
@@ -54,14 +56,17 @@ def second_moment_shape(optimizer: Any, parameter: torch.Tensor) -> tuple[int, .
 
 
 def make_muon_child(
-    base: type[Any], muon: tuple[type[Any], ...], settings: OffloadSettings, on_built: Callable[[Any], None]
+    base: type[Any],
+    muon: tuple[type[Any], ...],
+    settings: Callable[[], OffloadSettings],
+    on_built: Callable[[Any], None],
 ) -> type[Any]:
     """Make the class that stands for `base` where layer-wise wraps its children.
 
     Args:
         base: Megatron's `Float16OptimizerWithFloat16Params`.
         muon: The torch optimizers that are taken over; a child of any other class becomes a plain `base`.
-        settings: Engine, budgets, directory.
+        settings: Gives the next instance's engine, budgets, directory.
         on_built: Called with each instance once its state is in place.
 
     Returns:
@@ -74,6 +79,12 @@ def make_muon_child(
         A master's ``.data`` is a CPU view of its bytes between steps, a NaN placeholder on the device while
         gradients are prepared (a forgotten read shows itself), and a view of a window while it is stepped.
         Object identity of masters never changes: Megatron keys state by it.
+
+        Attributes:
+            offloader: Owner of the bytes.
+            close: Stops the offloader's threads and releases its memory and its file; masters are
+                placeholders from then on, also those that the model still holds. Happens by itself where the
+                optimizer is collected as garbage; a second call does nothing.
         """
 
         def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,24 +104,29 @@ def make_muon_child(
             ]
             self._model_params = [parameter for _, parameter in self._offloaded]
             device = self._model_params[0].device
-            self.offloader = StateOffloader(
-                [
-                    ParameterSpec(
-                        shape=tuple(parameter.shape),
-                        domain=bool(groups[group].get("is_expert_parallel", False)),
-                        second_moment=second_moment_shape(optimizer, parameter),
-                    )
-                    for group, parameter in self._offloaded
-                ],
-                settings,
-                device,
-            )
+            specs = [
+                ParameterSpec(
+                    shape=tuple(parameter.shape),
+                    domain=bool(groups[group].get("is_expert_parallel", False)),
+                    second_moment=second_moment_shape(optimizer, parameter),
+                )
+                for group, parameter in self._offloaded
+            ]
+            self.offloader = StateOffloader(specs, settings(), device)
             try:
+                peers = getattr(optimizer, "pg_collection", None)
+                demand_same_plan(self.offloader.plan, specs, peers, device)
                 self._take_over(base, (optimizer, config, grad_scaler, init_state_fn), originals)
             except BaseException:
                 # Whoever builds an optimizer in vain has nothing to close.
                 self.offloader.close()
                 raise
+            stepped = weakref.ref(optimizer)
+            self.close = weakref.finalize(
+                self, _release, self.offloader, self._masters, self._placeholders, stepped, self._resting
+            )
+            # A process that ends leaves nothing behind, and its threads are joined before this could run.
+            self.close.atexit = False
             on_built(self)
 
         def _take_over(self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]) -> None:
@@ -126,11 +142,11 @@ def make_muon_child(
                 [parameter for parameter in parameters if parameter.dtype not in FLOAT16]
                 for parameters in originals
             ]
-            self._resting: list[Any] = [None] * len(self._masters)
-            self._resting_state: list[dict[str, Any]] = [{} for _ in self._masters]
-            for state in self.offloader.resting():
-                for index, master, kept in _members(state):
-                    self._resting[index], self._resting_state[index] = master, kept
+            self._resting: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {
+                index: (master, kept)
+                for state in self.offloader.resting()
+                for index, master, kept in _members(state)
+            }
             self._rest(range(len(self._masters)))
 
         def _bear_masters(
@@ -180,8 +196,8 @@ def make_muon_child(
             for index in parameters:
                 master = self._masters[index]
                 master.grad = None
-                master.data = self._resting[index]
-                self.optimizer.state[master].update(self._resting_state[index])
+                master.data, kept = self._resting[index]
+                self.optimizer.state[master].update(kept)
 
         def _enter(self, state: ChunkState) -> None:
             """Point masters and state of a chunk at its window."""
@@ -258,9 +274,9 @@ def make_muon_child(
             with self.offloader.written_outside():
                 with self._without_masters_in_place(state_dict) as rest:
                     super().load_state_dict(rest)
-                for master, resting in zip(self._masters, self._resting_state, strict=True):
-                    state = self.optimizer.state[master]
-                    for key, place in resting.items():
+                for index, (_, kept) in self._resting.items():
+                    state = self.optimizer.state[self._masters[index]]
+                    for key, place in kept.items():
                         if state[key].data_ptr() != place.data_ptr():
                             place.copy_(state[key])
                         state[key] = place
@@ -306,3 +322,23 @@ def _members(state: ChunkState) -> Iterator[tuple[int, torch.Tensor, dict[str, t
         if state.second_moments:
             kept[SECOND_MOMENT] = state.second_moments[place]
         yield index, state.masters[place], kept
+
+
+def _release(
+    offloader: StateOffloader,
+    masters: Sequence[Any],
+    placeholders: Sequence[torch.Tensor],
+    stepped: weakref.ref[Any],
+    resting: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]],
+) -> None:
+    """Close `offloader`, and first drop every view of its bytes, which would keep them in memory or on disk.
+
+    A model keeps its masters (``main_param``) when its optimizer is gone.
+    """
+    optimizer = stepped()
+    for master, placeholder in zip(masters, placeholders, strict=True):
+        master.data = placeholder
+        if optimizer is not None:
+            optimizer.state.pop(master, None)
+    resting.clear()
+    offloader.close()

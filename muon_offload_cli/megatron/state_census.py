@@ -22,6 +22,15 @@ def children(optimizer: Any) -> Iterator[Any]:
         yield from children(child)
 
 
+def is_layer_wise(optimizer: Any) -> bool:
+    """Whether a layer-wise optimizer is in `optimizer`: only the Muon that it builds is taken over."""
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+
+    return isinstance(optimizer, LayerWiseDistributedOptimizer) or any(
+        map(is_layer_wise, getattr(optimizer, "chained_optimizers", ()))
+    )
+
+
 def is_muon(child: Any) -> bool:
     """Whether a leaf steps parameters with Muon."""
     from megatron.core.optimizer.emerging_optimizers import TensorParallelMuon
@@ -67,6 +76,17 @@ def sibling_state_bytes(optimizer: Any) -> int:
             # The torch optimizer steps fp32 masters; the model's own weights are lower precision or fp32.
             total += parameter.nbytes
     return total
+
+
+def sibling_disk_bytes(optimizer: Any) -> int:
+    """Count the bytes of those leaves that Megatron's own offloader keeps in files (`native`)."""
+    offloaders = (
+        getattr(child, "_optimizer_state_offloader", None)
+        for child in children(optimizer)
+        if not is_muon(child)
+    )
+    found = (getattr(offloader, "buffers", None) for offloader in offloaders)
+    return sum(buffers.nbytes for buffers in found if buffers is not None)
 
 
 def digests(model: Iterable[torch.nn.Module], optimizer: Any) -> dict[str, str]:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from muon_offload_cli.machine.numa import NearDevice
 from muon_offload_cli.offload.io_meter import IoMeter
 from muon_offload_cli.offload.mover import AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
+from muon_offload_cli.offload.placement import bound_to, near
 from muon_offload_cli.offload.plan import (
     Chunk,
     ChunkPlan,
@@ -32,6 +34,7 @@ from muon_offload_cli.storage.mapped import MappedStore
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
+from muon_offload_cli.storage.striped import StripedStore
 
 type OpenStore = Callable[[Tier, OffloadSettings, int, bool], Store]
 
@@ -60,9 +63,10 @@ class StateOffloader:
 
     Args:
         parameters: Shapes in the optimizer's order.
-        settings: Engine, budgets, directory.
+        settings: Engine, budgets, directories.
         device: Where the optimizer steps.
         open_store: Makes the store of a tier, given the bytes it holds and whether to page-lock memory.
+        near_device: CPUs that buffers and threads are kept to; None: those near `device`, as the system says.
 
     Raises:
         UserError: The directory cannot be used or the state does not fit there; nothing is left behind.
@@ -75,6 +79,7 @@ class StateOffloader:
         device: torch.device,
         *,
         open_store: OpenStore | None = None,
+        near_device: NearDevice | None = None,
     ) -> None:
         self.settings = settings
         self.plan: ChunkPlan = plan_chunks(
@@ -88,10 +93,12 @@ class StateOffloader:
         self._parameters = parameters
         self._device = device
         self._window_states: dict[int, ChunkState] = {}
+        self.near = near(device) if near_device is None else near_device
         self._resources = ExitStack()
         with ExitStack() as guard:
             guard.callback(self._resources.close)
-            self._allocate(settings, device, open_store or _open_store)
+            with bound_to(self.near.cpus):
+                self._allocate(settings, device, open_store or _open_store)
             guard.pop_all()
         self.sweeps = 0
 
@@ -306,8 +313,9 @@ def state_bytes(parameters: Sequence[ParameterSpec]) -> int:
 def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) -> Store:
     if tier is Tier.HOST:
         return MemoryStore(size, pin=pinned)
-    if settings.directory is None:
+    if not settings.directories:
         raise ValueError(f"engine {settings.engine} needs a directory")
-    if settings.engine == "mapped":
-        return MappedStore(settings.directory, size)
-    return DirectStore(settings.directory, size)
+    open_one = MappedStore if settings.engine == "mapped" else DirectStore
+    if len(settings.directories) == 1:
+        return open_one(settings.directories[0], size)
+    return StripedStore(settings.directories, size, open_one)

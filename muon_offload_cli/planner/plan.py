@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.offload.directories import bytes_by_directory
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.distribution import Distribution, Place, Share, place_of, ranks_by_place
 from muon_offload_cli.planner.inventory import Inventory, take_inventory
@@ -44,7 +45,8 @@ class NodeTotal:
 
     Attributes:
         node: Number of the machine.
-        disk_bytes: Reserved in its offload directory.
+        disk_bytes: Reserved in its offload directories.
+        rank_disk_bytes: The same by local rank.
         host_bytes: Host memory that holds state between steps.
         staging_bytes: Host memory of all staging rings.
         muon_state_bytes: Momenta, master weights and second moments, wherever they are.
@@ -58,6 +60,7 @@ class NodeTotal:
 
     node: int
     disk_bytes: int
+    rank_disk_bytes: tuple[int, ...]
     host_bytes: int
     staging_bytes: int
     muon_state_bytes: int
@@ -67,6 +70,10 @@ class NodeTotal:
     written_behind: int
     open_files: int
     maps: int
+
+    def by_directory(self, count: int) -> tuple[int, ...]:
+        """Return what is reserved in each of `count` offload directories."""
+        return bytes_by_directory(self.rank_disk_bytes, count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,6 +244,7 @@ def _node_total(node: int, ranks: Iterable[RankFigures]) -> NodeTotal:
     return NodeTotal(
         node=node,
         disk_bytes=sum(rank.disk_bytes for rank in own),
+        rank_disk_bytes=tuple(rank.disk_bytes for rank in own),
         host_bytes=sum(rank.host_bytes for rank in own),
         staging_bytes=sum(rank.staging_bytes for rank in own),
         muon_state_bytes=sum(rank.muon_state_bytes for rank in own),

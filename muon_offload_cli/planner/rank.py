@@ -10,6 +10,7 @@ from muon_offload_cli.config.schema import OptimizerConfig
 from muon_offload_cli.offload.plan import Chunk, ChunkPlan, ParameterSpec, Tier, plan_chunks, window_sizes
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.tensors import TensorInfo
+from muon_offload_cli.storage.stripes import Stripes
 
 STATE_BYTES = 4
 """Bytes an element of each kind of state: fp32."""
@@ -78,7 +79,8 @@ class RankFigures:
         windows: Places for chunks on the device.
         largest_bytes: State of the largest parameter that Muon owns here.
         open_files: Files that the offloader keeps open.
-        maps: Mappings that it makes: rings, host memory, and the file once its views are asked for.
+        maps: Mappings that it makes: rings, host memory, and the file once its views are asked for; of
+            several files, every stripe.
         traffic: See `Traffic`.
     """
 
@@ -145,6 +147,7 @@ def rank_figures(
     disk, host = plan.bytes_of(Tier.DISK), plan.bytes_of(Tier.HOST)
     staged = settings.engine == "disk" and disk > 0
     slots, piece_bytes = settings.staging_rings(disk) if staged else (0, 0)
+    files = max(1, len(settings.directories))
     windows = window_sizes(streamed, settings.windows)
     resident = settings.engine == "none"
     return RankFigures(
@@ -166,11 +169,18 @@ def rank_figures(
         chunks_on_disk=len(plan.of_tier(Tier.DISK)),
         windows=len(windows),
         largest_bytes=max((tensor.numel for tensor in owned), default=0) * item_bytes,
-        open_files=1 if disk else 0,
-        # One mapping a ring, one of the host tier's memory, one of the file for its views.
-        maps=2 * staged + (host > 0) + (disk > 0),
+        open_files=files if disk else 0,
+        # One mapping a ring, one of the host tier's memory, and those of the files for their views.
+        maps=2 * staged + (host > 0) + _file_maps(disk, files, mapped=settings.engine == "mapped"),
         traffic=_traffic(streamed, settings.windows, slots * piece_bytes, addressable=not staged),
     )
+
+
+def _file_maps(disk: int, files: int, *, mapped: bool) -> int:
+    """Count the mappings of one file, or of the stripes of several (and each file's own under ``mapped``)."""
+    if files == 1 or not disk:
+        return int(disk > 0)
+    return Stripes(size=disk, files=files).count + files * mapped
 
 
 def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings, second_moments: bool) -> ChunkPlan:

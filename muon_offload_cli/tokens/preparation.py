@@ -64,7 +64,7 @@ def prepare(data: DataConfig, tokenizer: Path | None = None) -> Prepared:
         UserError: Paths, prefix, tokenizer or cache folder cannot be used.
     """
     match data.source:
-        case DataSource.mock:
+        case DataSource.mock | DataSource.script:
             return Prepared(
                 prefix=None,
                 vocab_size=ByteEncoder.vocab_size,

@@ -31,7 +31,7 @@ def look_at_data(config: Config) -> tuple[Problem, ...]:
             case DataSource.indexed:
                 if data.prefix:
                     check_pair(Path(data.prefix).expanduser().absolute())
-            case DataSource.stdlib | DataSource.mock:
+            case DataSource.stdlib | DataSource.mock | DataSource.script:
                 pass
     except UserError as error:
         return tuple(error.problems)

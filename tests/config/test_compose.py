@@ -9,8 +9,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import MISSING
 
 from muon_offload_cli.config.compose import compose
+from muon_offload_cli.config.from_hf import PART
 from muon_offload_cli.config.keys import leaf_types
 from muon_offload_cli.config.locations import find_recipes, group_options, shipped_directory
 from muon_offload_cli.config.overrides import sort_overrides, split_recipe
@@ -57,11 +59,13 @@ def test_every_shipped_recipe_composes_and_describes_itself(path: Path) -> None:
 def test_every_part_is_an_option_of_a_group_and_holds_only_keys_of_it(path: Path, tmp_path: Path) -> None:
     group, option = path.parent.name, path.stem
     assert option in group_options()[group]
-    composition = compose(recipe_file(tmp_path, MINIMAL), [f"{group}={option}"])
+    folder = Path(__file__).parent / "hf" / "qwen3_4b"
+    more = [f"model.from_hf={folder}"] if option == PART else []
+    composition = compose(recipe_file(tmp_path, MINIMAL), [f"{group}={option}", *more])
     chosen = getattr(composition.config, group)
     for key, value in yaml.safe_load((shipped_directory("conf") / path).read_text()).items():
         found = getattr(chosen, key)
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) and value != MISSING:
             assert getattr(found, "name", found) == value
 
 
@@ -124,7 +128,9 @@ def test_megatron_flags_may_be_written_as_megatron_writes_them(tmp_path: Path) -
 
 def test_environment_variables_can_be_used_in_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRIVE", "/mnt/nvme0")
-    assert compose("tiny", ["offload.directory=${oc.env:DRIVE}/a"]).config.offload.directory == "/mnt/nvme0/a"
+    assert compose("tiny", ["offload.directory=${oc.env:DRIVE}/a"]).config.offload.directory == [
+        "/mnt/nvme0/a"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,16 @@ def test_each_kind_of_wrong_word_is_told_as_one_problem(word: str, words_of_what
 def test_the_fix_of_a_value_that_needs_quotes_can_be_pasted() -> None:
     value = '/tmp/ü "x" (1)'
     (problem,) = problems_of("tiny", f"offload.directory={value}")
-    assert compose("tiny", shlex.split(problem.fix)).config.offload.directory == value
+    assert compose("tiny", shlex.split(problem.fix)).config.offload.directory == [value]
+
+
+def test_a_directory_is_one_text_or_a_list_and_a_sweep_is_told_to_be_one() -> None:
+    assert compose("tiny", ["offload.directory=/a"]).config.offload.directory == ["/a"]
+    assert compose("tiny", ["offload.directory=[/a,/b]"]).config.offload.directory == ["/a", "/b"]
+    (problem,) = problems_of("tiny", "offload.directory=/a,/b")
+    assert compose("tiny", shlex.split(problem.fix)).config.offload.directory == ["/a", "/b"]
+    (problem,) = problems_of("tiny", "offload.directory={a: 1}")
+    assert "a text, or a list, [a,b], or null" in problem.what
     (problem,) = problems_of("tiny", "data.paths=[/ü,/a b]")
     assert compose("tiny", shlex.split(problem.fix)).config.data.paths == ["/ü", "/a b"]
 
@@ -312,7 +327,7 @@ words = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(words, max_size=5))
 def test_random_words_compose_or_are_refused_with_problems(overrides: list[str]) -> None:
     try:

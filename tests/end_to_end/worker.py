@@ -1,9 +1,10 @@
 """The worker with one fault in it, told by the environment variable ``FAULT``, a JSON object.
 
 ``rank`` is the rank that misbehaves. ``kind`` is ``read`` or ``write`` (the system call fails with EIO),
-``short`` (reads come to an end half way), ``memory`` (the offloader is never attached). Two are no
-faults and hold for all ranks: with ``losses`` each micro-batch leaves the cross-entropies that it counts in
-``folder``, and with ``adaptive`` Muon is adaptive Muon, in a form that can be stepped.
+``short`` (reads come to an end half way), ``memory`` (the offloader is never attached), or ``chunks``
+(they are cut half as large as those of the other ranks). Two are no faults and hold for all ranks: with
+``losses`` each micro-batch leaves the cross-entropies that it counts in ``folder``, and with ``adaptive``
+Muon is adaptive Muon, in a form that can be stepped.
 """
 
 from __future__ import annotations
@@ -70,6 +71,14 @@ def misbehave(kind: str, after: int) -> None:
         from muon_offload_cli.megatron import train
 
         train.install = lambda *_: contextlib.nullcontext()  # type: ignore[assignment]
+        return
+    if kind == "chunks":
+        from muon_offload_cli.megatron import train
+
+        settings = train.offload_settings
+        train.offload_settings = lambda *args, **more: replace(  # type: ignore[assignment]
+            settings(*args, **more), chunk_bytes=settings(*args, **more).chunk_bytes // 2
+        )
         return
     calls = {
         "read": lambda: failing_calls("preadv", errno.EIO, after=after),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.rank import rank_figures
+from muon_offload_cli.storage.stripes import Stripes
 from muon_offload_cli.units import MIB
 from tests.planner.plans import planner, tensor
 
@@ -110,6 +112,12 @@ def test_engines_differ_in_where_state_and_buffers_are() -> None:
         (0, 0),
     ]
     assert host.traffic.written == none.traffic.written == 0
+
+
+def test_a_striped_rank_opens_a_file_a_directory_and_maps_every_stripe() -> None:
+    given = replace(SETTINGS, directories=(Path("/a"), Path("/b"), Path("/c")))
+    own = rank_figures(OWNED, held_elements=0, adam_elements=0, settings=given)
+    assert (own.open_files, own.maps) == (3, 2 + Stripes(size=own.disk_bytes, files=3).count)
 
 
 def test_adaptive_muon_has_a_third_of_its_state_in_second_moments() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import has_flag
+from muon_offload_cli.config.rules.settings import file_problems, has_flag
 from muon_offload_cli.config.schema import Config, DataSource
 from muon_offload_cli.config.vocabulary import BYTE_SOURCES, BYTE_VOCABULARY, tokenizer_folder
 from muon_offload_cli.errors import Level, Problem
@@ -62,9 +62,9 @@ def vocabulary(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
     """Require a vocabulary size where the data source does not give one, and room for all bytes."""
     size = config.model.vocab_size
     if size is None:
-        if config.data.source is DataSource.indexed:
+        if config.data.source in (DataSource.indexed, DataSource.script):
             yield Problem(
-                what="data.source=indexed needs model.vocab_size: the file does not record it.",
+                what=f"data.source={config.data.source.name} needs model.vocab_size: nothing else tells it.",
                 fix="model.vocab_size=32000",
                 keys=("model.vocab_size", "data.source"),
             )
@@ -82,19 +82,8 @@ def files_exist(config: Config, written: Set[str], facts: MachineFacts) -> Itera
     key = "data.paths" if config.data.source in NAMED_FILES else "data.prefix"
     for path in data_files(config):
         found = facts.files.get(path)
-        if found is None:
-            continue
-        if found.is_folder:
-            what, fix = f"{path} is a folder, not a file", f"name the files in it: {key}=[...]"
-        elif found.num_bytes is None:
-            what, fix = f"there is no file {path}", f"correct {key}, or take data=stdlib"
-        elif not found.readable:
-            what, fix = f"{path} cannot be read by this user", f"chmod u+r {path}"
-        elif found.num_bytes == 0:
-            what, fix = f"{path} is empty", f"take it out of {key}, or take data=stdlib"
-        else:
-            continue
-        yield Problem(what=f"{key}: {what}.", fix=fix, keys=(key,))
+        if found is not None:
+            yield from file_problems(key, path, found, otherwise="take data=stdlib")
 
 
 @rule(
@@ -123,9 +112,9 @@ def mock_data(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
 
 @rule(name="data-flags", reason="These ask for batches or schedules that the built-in data does not have.")
 def data_flags(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse flags that the built-in training data cannot serve."""
+    """Refuse flags that the built-in training data cannot serve; a script may have other data."""
     for flag in UNSUPPORTED_FLAGS:
-        if has_flag(config, flag):
+        if has_flag(config, flag) and config.megatron.entrypoint is None:
             yield Problem(
                 what=f"megatron.args.{flag} does not work with the built-in training data.",
                 fix=f"megatron.args.{flag}=null",

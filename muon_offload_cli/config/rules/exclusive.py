@@ -93,19 +93,23 @@ def not_for_muon(config: Config, written: Set[str], facts: MachineFacts) -> Iter
 
 @rule(
     name="native-layout",
-    reason="No offloader of Megatron's own is known to handle the layout with an Adam sibling.",
+    reason="Megatron's own offloader refuses the shard-aligned layout for Muon.",
 )
 def native_layout(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse the shard-aligned layout for Muon under an offloader of Megatron's own."""
-    if config.offload.engine is not Engine.none or not is_muon(config.optimizer):
+    if not is_muon(config.optimizer) or not config.megatron.param_layout:
         return
-    given = [flag for flag in NATIVE_OFFLOADERS if has_flag(config, flag)]
-    if given and config.megatron.param_layout:
+    given = [f"megatron.args.{flag}" for flag in NATIVE_OFFLOADERS if has_flag(config, flag)]
+    if config.offload.engine is Engine.mapped and facts.maps_natively:
+        given = ["offload.engine=mapped"]
+    elif config.offload.engine is not Engine.none:
+        return
+    if given:
         yield Problem(
-            what=f"megatron.args.{given[0]} offloads Muon through Megatron itself, which does not work with "
+            what=f"{given[0]} offloads Muon through the Megatron at hand itself, which does not work with "
             "megatron.param_layout=true.",
             fix="megatron.param_layout=false",
-            keys=(f"megatron.args.{given[0]}", "megatron.param_layout"),
+            keys=(given[0].partition("=")[0], "megatron.param_layout"),
         )
 
 
