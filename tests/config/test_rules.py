@@ -317,6 +317,12 @@ CASES = [
         for flag in ("offload_optimizer_states", "chunked-optimizer-state-offload")
     ),
     Case(
+        "adaptive-native",
+        "offload=mapped optimizer.name=adaptive_muon",
+        "offload=mapped optimizer.name=adaptive_muon",
+        NATIVE,
+    ),
+    Case(
         "native-layout",
         "offload=mapped",
         "offload=mapped megatron.param_layout=false",
