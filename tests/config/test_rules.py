@@ -317,6 +317,12 @@ CASES = [
         for flag in ("offload_optimizer_states", "chunked-optimizer-state-offload")
     ),
     Case(
+        "adaptive-native",
+        "offload=mapped optimizer.name=adaptive_muon",
+        "offload=mapped optimizer.name=adaptive_muon",
+        NATIVE,
+    ),
+    Case(
         "native-layout",
         "offload=mapped",
         "offload=mapped megatron.param_layout=false",
@@ -780,7 +786,9 @@ CASES = [
     ),
     Case("hf-tokenizer", f"{HF} data=mock", HF, pretrained(tokenizer=False), pretrained(tokenizer=False)),
     Case("hf-tokenizer", f"{HF} data=mock", "data=mock", pretrained(transformers=False), pretrained()),
+    Case("hf-tokenizer", f"{HF} data=chat", "data=chat", pretrained(transformers=False), pretrained()),
     Case("hf-bytes", HF, f"{HF} data=mock", level=Level.WARNING),
+    Case("hf-bytes", f"{HF} data=chat model.hf_tokenizer=false", f"{HF} data=chat", level=Level.WARNING),
     Case("hf-bytes", HF, f"{HF} model.hf_weights=false", level=Level.WARNING),
     Case("unused-hf-keys", "model.hf_tokenizer=false", f"{HF} model.hf_tokenizer=false"),
     Case("directory-absolute", "offload.directory=a", "offload.directory=/a"),
