@@ -63,7 +63,7 @@ def disk_plan(
     given = parse_bandwidth(bandwidth) if bandwidth is not None else None
     compute = _compute_seconds(forward_backward, run)
     _check_plot(plot)
-    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here, ask=exact)
+    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here)
     plan = planner.plan()
     fit = _fit(config, planner, plan, judged)
     known = given or _known_bandwidth(config, judged)
@@ -82,7 +82,7 @@ def disk_plan(
 
 
 def _prepare(
-    words: list[str], directories: list[Path], here: bool, *, ask: bool
+    words: list[str], directories: list[Path], here: bool
 ) -> tuple[Config, Planner, list[object], bool]:
     """Compose, refuse what check-config refuses, and take the inventory.
 
@@ -90,7 +90,6 @@ def _prepare(
         words: Recipe and overrides.
         directories: Folders of the user's own recipes.
         here: See ``--here``.
-        ask: Ask Megatron about the flags of another machine's run.
 
     Returns:
         Config, planner, remarks of the rules, and whether this machine is the one that is judged.
@@ -101,7 +100,7 @@ def _prepare(
     from muon_offload_cli.planner.plan import Planner
 
     # Room on the drive is judged below, with the plan.
-    judged = judge(words, directories, here=here, room=False, ask=ask)
+    judged = judge(words, directories, here=here, room=False)
     judged.refuse()
     config = resolve_directory(judged.config)
     return config, Planner(config, layers_of(config)), list(judged.problems), judged.here
@@ -117,18 +116,14 @@ def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
     settings = offload_settings(config)
     if not judged:
         return judge_fit(plan, cluster_place(config), settings, planner.plan)
-    mount = inspect(settings.directory) if plan.heaviest_node.disk_bytes and settings.directory else None
+    directories = config.offload.directory if plan.heaviest_node.disk_bytes else None
     saved = config.checkpoint.directory
-    same = (
-        mount is not None
-        and saved is not None
-        and inspect(Path(saved).absolute()).mount_point == mount.mount_point
-    )
     place = Place(
-        mount=mount,
+        mounts=[inspect(Path(directory)) for directory in directories or ()],
         others=local_mounts(),
         headroom_bytes=headroom_bytes(),
-        checkpoints_here=_checkpoints(config) if same else 0,
+        checkpoints=_checkpoints(config),
+        checkpoint_device=None if saved is None else inspect(Path(saved).absolute()).device,
     )
     return judge_fit(plan, place, settings, planner.plan)
 
@@ -143,17 +138,21 @@ def _checkpoints(config: Config) -> int:
 
 
 def _known_bandwidth(config: Config, judged: bool) -> Bandwidth | None:
-    """Return what was measured of the directory's filesystem, else what the cluster's file says."""
+    """Return what was measured of the directories' filesystems, else what the cluster's file says."""
     from muon_offload_cli.machine.drives import recall
     from muon_offload_cli.machine.filesystem import inspect
     from muon_offload_cli.planner.cost import GB, Bandwidth
 
-    directory, cluster = config.offload.directory, config.cluster
-    if judged and directory is not None:
-        record = recall(inspect(Path(directory)).mount_point)
-        if record is not None:
-            source = f"measured on {record.mount_point}, {record.measured[:10]}"
-            return Bandwidth(read=record.read, written=record.written, source=source)
+    cluster = config.cluster
+    mounts = [inspect(Path(directory)) for directory in config.offload.directory or ()] if judged else []
+    points = {mount.device: mount.mount_point for mount in mounts}
+    records = [record for point in points.values() if (record := recall(point)) is not None]
+    if records and len(records) == len(points):
+        # Equal parts: all together are as fast as their number times the slowest.
+        read, written = (min(rates) for rates in zip(*((r.read, r.written) for r in records), strict=True))
+        where = ", ".join(record.mount_point for record in records)
+        source = f"measured on {where}, {min(record.measured for record in records)[:10]}"
+        return Bandwidth(read=len(records) * read, written=len(records) * written, source=source)
     if cluster.read_gb_s and cluster.write_gb_s:
         return Bandwidth(
             read=cluster.read_gb_s * GB, written=cluster.write_gb_s * GB, source=f"cluster={cluster.name}"

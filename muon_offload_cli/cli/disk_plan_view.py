@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,8 +12,10 @@ from rich.text import Text
 from muon_offload_cli.cli.exact import Differences
 from muon_offload_cli.cli.problems import print_problems
 from muon_offload_cli.cli.train_view import make_console
+from muon_offload_cli.config.rules.directory import as_word
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
+from muon_offload_cli.offload.directories import describe
 from muon_offload_cli.planner.cost import GB, Bandwidth, StepCost
 from muon_offload_cli.planner.fit import Fit
 from muon_offload_cli.planner.picture import bars_of, name_ranks
@@ -38,7 +40,11 @@ def figures(
         (
             "  muon owns",
             f"{rank.muon_parameters:,} parameters: {format_bytes(rank.momentum_bytes)} of momentum, "
-            f"{format_bytes(rank.master_bytes)} of master weights",
+            f"{format_bytes(rank.master_bytes)} of master weights"
+            + (
+                f", {format_bytes(rank.second_moment_bytes)} of second moments"
+                * bool(rank.second_moment_bytes)
+            ),
         ),
         ("  on disk", f"{format_bytes(rank.disk_bytes)} in {_chunks(rank.chunks_on_disk, rank.chunks)}"),
         (
@@ -72,7 +78,7 @@ def figures(
         ),
     ]
     if fit.needed_bytes:
-        lines.append(("directory", _room(config, fit)))
+        lines += [("directory", text) for text in _rooms(config, plan, fit)]
     lines.append(("a step waits", _wait(plan, bandwidth, cost)))
     return lines
 
@@ -180,7 +186,16 @@ def as_json(
         "nodes": [asdict(node) for node in plan.nodes],
         "largest": asdict(plan.largest) if plan.largest else None,
         "oversized": [asdict(large) for large in plan.oversized],
-        "directory": config.offload.directory if fit.needed_bytes else None,
+        "directory": as_word(config.offload.directory or []) if fit.needed_bytes else None,
+        "directories": [
+            {"path": path, "needed_bytes": needed}
+            for path, needed in zip(
+                config.offload.directory or (),
+                plan.heaviest_node.by_directory(len(config.offload.directory or [None])),
+                strict=False,
+            )
+        ],
+        "placement": describe(len(config.offload.directory or ()), config.launcher.ranks_per_node),
         "needed_bytes": fit.needed_bytes,
         "peak_bytes": fit.peak_bytes,
         "free_bytes": fit.free_bytes,
@@ -215,13 +230,18 @@ def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _room(config: Config, fit: Fit) -> str:
+def _rooms(config: Config, plan: RunPlan, fit: Fit) -> Iterator[str]:
+    """Say how ranks share the directories, and yield a line for each filesystem."""
+    if shared := describe(len(config.offload.directory or ()), config.launcher.ranks_per_node):
+        yield shared
     if fit.free_bytes is None:
         cluster = config.cluster.name
-        return f"{format_bytes(fit.needed_bytes)} needed; the drives of cluster={cluster} are not known"
-    text = f"{config.offload.directory}: {format_bytes(fit.free_bytes)} free, "
-    text += f"{format_bytes(fit.needed_bytes)} needed"
-    return text + (f", {format_bytes(fit.peak_bytes)} with checkpoints" if fit.checkpoint_bytes else "")
+        yield f"{format_bytes(fit.needed_bytes)} needed; the drives of cluster={cluster} are not known"
+    for room in fit.rooms:
+        needed = room.state_bytes(plan)
+        text = f"{room.names}: {format_bytes(room.mount.free_bytes)} free, {format_bytes(needed)} needed"
+        checkpoints = f", {format_bytes(needed + room.checkpoint_bytes)} with checkpoints"
+        yield text + (checkpoints if room.checkpoint_bytes else "")
 
 
 def _wait(plan: RunPlan, bandwidth: Bandwidth | None, cost: StepCost | None) -> str:

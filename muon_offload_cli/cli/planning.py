@@ -18,7 +18,6 @@ from muon_offload_cli.machine.devices import gpu_count, gpu_memory_bytes
 from muon_offload_cli.planner.layouts import Room, describe_layouts, layouts_for
 from muon_offload_cli.planner.pipeline import argument
 from muon_offload_cli.planner.plan import Planner, RunPlan
-from muon_offload_cli.planner.settings import AUTO
 from muon_offload_cli.planner.tensors import Layers
 from muon_offload_cli.units import GIB, MIB
 
@@ -45,7 +44,7 @@ def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
         A note of what was taken.
     """
     offload = config.offload
-    if offload.host_memory_gb != AUTO:
+    if offload.host_memory_gib is not None:
         return []
     if offload.engine not in (Engine.disk, Engine.mapped):
         offload.host_memory_gb = "0"
@@ -140,8 +139,11 @@ def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
         return PlannedFacts()
     largest, node = plan.largest, plan.nodes[config.launcher.node_rank]
     return PlannedFacts(
-        needed_bytes=node.disk_bytes if uses_directory(config) else None,
+        directory_bytes=node.by_directory(len(config.offload.directory or [None]))
+        if uses_directory(config)
+        else (),
         host_bytes=node.host_bytes + node.staging_bytes,
+        staging_bytes=node.staging_bytes,
         largest_parameter=None
         if largest is None
         else ParameterFacts(name=largest.name, shape=largest.shape, state_bytes=largest.state_bytes),

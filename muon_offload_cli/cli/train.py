@@ -23,11 +23,11 @@ from muon_offload_cli.launch.follow import Event
 from muon_offload_cli.launch.job import Outcome, run_job
 from muon_offload_cli.launch.post_mortem import Evidence, MachineFigures, PostMortem, explain
 from muon_offload_cli.launch.preview import preview
-from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.launch.summary import Ends, summarize
 from muon_offload_cli.launch.tail import last_lines
 from muon_offload_cli.launch.verdict import STOPPED_EARLY, Verdict, judge
 from muon_offload_cli.machine import memory
+from muon_offload_cli.tokens.verification import write_tokens
 
 
 def train_command(
@@ -55,21 +55,22 @@ def train_command(
     """
     prepared = prepare(words, recipe_directories)
     started, base = datetime.now(), Path.cwd()
-    config, chosen = settle_checkpoints(prepared.config, base)
-    remarks = [*prepared.remarks, *chosen]
+    config, remarks = prepared.config, prepared.remarks
     planned = planned_folder(config, now=started, base=base)
     text = script_text(config, planned, base)
     if dry_run:
         sys.stdout.write(by_hand(to_yaml(config), text, planned))
         print_problems(remarks)
         return 0
+    if config.megatron.entrypoint is None:
+        remarks += write_tokens(config)
     folder = create_folder(config, now=started, base=base)
     save_config(config, folder.resolved)
     folder.script.write_text(script_text(config, folder, base))
     folder.script.chmod(0o755)
 
     view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
-    view.plan(preview(config, folder))
+    view.plan(preview(config, folder, prepared.facts))
     print_problems(remarks)
     return _run(config, folder, view, started=started, json=json)
 
@@ -78,7 +79,8 @@ def script_text(config: Config, folder: RunFolder, base: Path) -> str:
     """Return the script of a run, which is what is run."""
     command = torchrun_command(config, folder, python=sys.executable)
     settings = environment(config, inherited=os.environ, cores=len(os.sched_getaffinity(0)), base=base)
-    return script(command, settings, base=base, title=f"muon-offload train recipe={config.recipe}")
+    title = f"muon-offload train recipe={config.recipe}"
+    return script(command, settings, metrics=folder.metrics, base=base, title=title)
 
 
 def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetime, json: bool) -> int:
@@ -136,13 +138,13 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
 
 @contextlib.contextmanager
 def _state_folder_removed(config: Config) -> Iterator[None]:
-    """Remove the state's folder if the run made it: a rank that is killed cannot do that itself."""
-    folder = Path(config.offload.directory) if config.offload.directory else None
-    ours = folder is not None and not folder.exists()
+    """Remove the state's folders that the run made: a rank that is killed cannot do that itself."""
+    folders = [Path(directory) for directory in config.offload.directory or ()]
+    ours = [folder for folder in folders if not folder.exists()]
     try:
         yield
     finally:
-        if folder is not None and ours:
+        for folder in ours:
             # Not there, or not empty because somebody else uses it: both are fine.
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -170,7 +172,8 @@ def evidence_of(config: Config, folder: RunFolder, outcome: Outcome, kills_befor
     """
     ranks = local_ranks(config)
     kills = memory.oom_kills()
-    directory = config.offload.directory or ""
+    free = {folder: _free_bytes(folder) for folder in config.offload.directory or ()}
+    fullest = min(free, key=lambda folder: free[folder] or 0, default="")
     return Evidence(
         ranks=ranks,
         total_steps=config.train.steps,
@@ -185,8 +188,8 @@ def evidence_of(config: Config, folder: RunFolder, outcome: Outcome, kills_befor
             oom_kills=None if kills is None or kills_before is None else kills - kills_before,
             memory_limit_bytes=memory.inspect().limit_bytes,
             memory_peak_bytes=memory.peak_of_cgroup(),
-            disk_directory=directory,
-            disk_free_bytes=_free_bytes(directory),
+            disk_directory=fullest,
+            disk_free_bytes=free.get(fullest),
         ),
     )
 

@@ -19,6 +19,7 @@ from muon_offload_cli.config.from_hf import HfModel, read_model
 from muon_offload_cli.config.hf_file import KEY as HF_KEY
 from muon_offload_cli.config.keys import (
     FREE_PREFIX,
+    ONE_OR_SEVERAL,
     describe_type,
     enum_members,
     is_known,
@@ -319,6 +320,8 @@ def _typed(
 
 def _fits(merged: DictConfig, key: str, value: Any) -> bool:
     """Set a value; tell whether its key takes it."""
+    if key in ONE_OR_SEVERAL and isinstance(value, str | int | float):
+        value = [value]
     try:
         if key.startswith(FREE_PREFIX):
             merged.megatron.args[key.removeprefix(FREE_PREFIX)] = value

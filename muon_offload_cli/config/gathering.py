@@ -33,7 +33,7 @@ def resolve_directory(config: Config) -> Config:
         UserError: There is no place to default to.
     """
     if uses_directory(config) and config.offload.directory is None:
-        config.offload.directory = str(default_offload_directory())
+        config.offload.directory = [str(default_offload_directory())]
     return config
 
 
@@ -43,6 +43,7 @@ def gather_facts(
     probe: bool,
     write: bool = False,
     planned: PlannedFacts = NOT_PLANNED,
+    data_problems: tuple[Problem, ...] = (),
     probe_timeout_s: float = PROBE_TIMEOUT_S,
 ) -> MachineFacts:
     """Look at the machine for `config`. Leaves nothing behind in the offload directory.
@@ -52,20 +53,18 @@ def gather_facts(
         probe: Ask Megatron too, in a subprocess unless it was asked before.
         write: Try writing and reading 16 MiB in the offload directory.
         planned: What the plan of the run says, if it was made.
+        data_problems: What a look at the data files found, if it was taken.
         probe_timeout_s: How long the probe may take.
     """
     problems: list[Problem] = []
-    directory: DirectoryFacts | None = None
-    if uses_directory(config):
+    directories: list[DirectoryFacts] = []
+    for path in _directories(config, problems) if uses_directory(config) else []:
         try:
-            path = (
-                default_offload_directory()
-                if config.offload.directory is None
-                else Path(config.offload.directory)
-            )
-            directory = look_at_directory(path, write=write) if path.is_absolute() else None
+            directories.append(look_at_directory(path, write=write))
         except UserError as error:
             problems += error.problems
+    host = memory.inspect()
+    scripts = [] if config.megatron.entrypoint is None else [config.megatron.entrypoint]
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
     report = ProbeReport()
     if probe and not missing:
@@ -73,18 +72,33 @@ def gather_facts(
         report = ask_megatron(config.megatron.path, timeout_s=probe_timeout_s, cache=probe_cache.cache_file())
     return MachineFacts(
         working_directory=Path.cwd(),
-        directory=directory,
-        files={path: _look_at_file(path) for path in data_files(config)},
+        directories=tuple(directories),
+        files={path: _look_at_file(path) for path in [*data_files(config), *scripts]},
+        data_problems=data_problems,
         pretrained=look_at_pretrained(Path(config.model.from_hf)) if config.model.from_hf else None,
         planned=planned,
-        headroom_bytes=memory.inspect().headroom_bytes,
+        headroom_bytes=host.headroom_bytes,
+        memory_limit_bytes=host.limit_bytes,
         cuda_available=report.cuda_available,
         num_gpus=report.num_gpus,
         megatron=report.megatron,
         megatron_missing=missing,
+        megatron_beside_script=next((_megatron_beside(each, config.megatron.path) for each in scripts), None),
         problems=(*problems, *report.problems),
         muon_problems=report.muon_problems,
     )
+
+
+def _directories(config: Config, problems: list[Problem]) -> list[Path]:
+    if config.offload.directory is not None:
+        paths = [Path(directory) for directory in config.offload.directory]
+        # The rules refuse the others.
+        return [path for path in paths if path.is_absolute()]
+    try:
+        return [default_offload_directory()]
+    except UserError as error:
+        problems += error.problems
+        return []
 
 
 def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
@@ -97,6 +111,7 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
     Raises:
         UserError: It cannot be looked at.
     """
+    from muon_offload_cli.machine.drives import recall
     from muon_offload_cli.machine.filesystem import inspect, supports_direct_io
     from muon_offload_cli.machine.write_test import write_test
 
@@ -105,12 +120,14 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
         nearest = mount.existing
         is_folder = nearest.is_dir()
         usable = mount.writable and is_folder and not mount.is_memory
+        measured = recall(mount.mount_point)
         return DirectoryFacts(
             path=path,
             nearest=nearest,
             exists=nearest == mount.directory,
             is_folder=is_folder,
             mount_point=Path(mount.mount_point or "/"),
+            device=mount.device,
             kind=mount.kind,
             is_memory=mount.is_memory,
             is_network=mount.is_network or mount.kind.startswith("fuse"),
@@ -118,6 +135,7 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
             writable=mount.writable,
             direct_io=supports_direct_io(nearest) if usable else None,
             write_error=write_test(nearest) if usable and write else None,
+            bytes_per_s=None if measured is None else measured.read + measured.written,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -131,6 +149,15 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
                 )
             ]
         ) from error
+
+
+def _megatron_beside(script: str, megatron_path: str | None) -> str | None:
+    try:
+        folder = Path(script).expanduser().absolute().parent
+        used = None if megatron_path is None else Path(megatron_path).expanduser().resolve()
+        return None if folder.resolve() == used or missing_parts(str(folder)) else str(folder)
+    except (OSError, ValueError, RuntimeError):  # as for `_look_at_file`
+        return None
 
 
 WEIGHTS_INDEX = "model.safetensors.index.json"

@@ -17,6 +17,8 @@ from typing import Any
 from muon_offload_cli.config.schema import Config
 
 FREE_PREFIX = "megatron.args."
+ONE_OR_SEVERAL = frozenset({"offload.directory"})
+"""Keys that hold a list and take a text for a list of one."""
 
 
 @functools.cache
@@ -94,6 +96,8 @@ def describe_type(key: str) -> str:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(
             hint, "a list, [a,b]" if typing.get_origin(hint) is list else "a mapping, {a: 1}"
         )
+    if key in ONE_OR_SEVERAL:
+        words = f"a text, or {words}"
     return f"{words}, or null" if optional else words
 
 
@@ -106,4 +110,4 @@ def enum_members(key: str) -> list[str]:
 def is_text(key: str) -> bool:
     """Tell whether `key` holds a text (or a list of them), so that any characters may be meant."""
     hint = leaf_types().get(key)
-    return hint in (str, list[str], str | None)
+    return hint in (str, list[str], str | None, list[str] | None)

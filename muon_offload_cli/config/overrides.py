@@ -13,6 +13,7 @@ from typing import Any
 
 from muon_offload_cli.config.keys import (
     FREE_PREFIX,
+    ONE_OR_SEVERAL,
     is_known,
     is_text,
     leaf_types,
@@ -200,7 +201,7 @@ def _quoted(key: str, text: str) -> str:
     """Return the override with its value in quotes, which take any characters, ready for a shell."""
     if not is_text(key) or len(text) > 500:
         return "write key=value"
-    listed = is_list(key)
+    listed = is_list(key) and (key not in ONE_OR_SEVERAL or text.startswith("["))
     inside = text.removeprefix("[").removesuffix("]") if listed else text
     items = [
         item.strip().replace("\\", "\\\\").replace('"', '\\"')

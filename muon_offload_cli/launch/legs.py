@@ -24,7 +24,8 @@ def straight_leg(config: Config, scratch: Path) -> Config:
     leg = copy.deepcopy(config)
     leg.run.directory = str(scratch / "straight")
     leg.run.digest = True
-    leg.offload.directory = str(scratch / "state")
+    num_directories = len(leg.offload.directory or [None])
+    leg.offload.directory = [str(scratch / f"state_{number}") for number in range(num_directories)]
     leg.checkpoint = type(leg.checkpoint)()
     leg.resume = type(leg.resume)()
     return leg

@@ -29,6 +29,8 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 _NO_SPACE = re.compile(r"no space left on device|errno 28|ENOSPC", re.IGNORECASE)
+_READ_ONLY = re.compile(r"read-only file system|errno 30|EROFS", re.IGNORECASE)
+_BAD_DRIVE = re.compile(r"StoreError.*\bEIO\b")
 _GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
 
 
@@ -40,7 +42,7 @@ class MachineFigures:
         oom_kills: Kills by the kernel's out-of-memory killer in this control group during the run.
         memory_limit_bytes: Limit of the control group.
         memory_peak_bytes: Its highest use.
-        disk_directory: Where the run keeps its state.
+        disk_directory: Where the run keeps its state; of several, the one with least free.
         disk_free_bytes: Free bytes there now.
     """
 
@@ -236,6 +238,13 @@ def _cause(seen: RankExit | None, words: str, machine: MachineFigures) -> str:
         return (
             f"a filesystem is full{_free(machine)}. Free space, or set offload.directory to a larger drive."
         )
+    if _READ_ONLY.search(words):
+        return (
+            "a filesystem became read-only, as the kernel makes it after errors of its drive: dmesg says "
+            "which. Set offload.directory to another drive."
+        )
+    if _BAD_DRIVE.search(words):
+        return "the drive reports errors: dmesg says which. Set offload.directory to another drive."
     return ""
 
 

@@ -51,6 +51,7 @@ class Mount:
         directory: The directory that was asked for, symlinks resolved; it need not exist.
         existing: The directory itself or its closest parent that exists.
         mount_point: Where its filesystem is mounted; empty if that cannot be found out.
+        device: Number of its filesystem (``st_dev``), the same wherever that is mounted.
         kind: Type of the filesystem, such as ``xfs``; ``unknown`` if that cannot be found out.
         is_memory: Its files live in host memory.
         is_network: Its files live on another machine.
@@ -62,6 +63,7 @@ class Mount:
     directory: Path
     existing: Path
     mount_point: str
+    device: int
     kind: str
     is_memory: bool
     is_network: bool
@@ -81,13 +83,14 @@ def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
         OSError: The path cannot be looked at (no permission on a parent, a loop of symlinks, a stale mount).
     """
     directory = Path(os.path.realpath(path))
-    existing, figures = _nearest_existing(directory)
+    existing, figures, device = _nearest_existing(directory)
     entry = mount_of(existing, read_mounts() if mounts is None else mounts)
     kind = entry.kind if entry else "unknown"
     return Mount(
         directory=directory,
         existing=existing,
         mount_point=entry.mount_point if entry else "",
+        device=device,
         kind=kind,
         is_memory=kind in MEMORY_KINDS,
         is_network=kind in NETWORK_KINDS,
@@ -99,14 +102,14 @@ def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
     )
 
 
-def _nearest_existing(path: Path) -> tuple[Path, os.statvfs_result]:
-    """Return the path itself or its closest parent that exists, with the figures of its filesystem.
+def _nearest_existing(path: Path) -> tuple[Path, os.statvfs_result, int]:
+    """Return the path itself or its closest parent that exists, with figures and number of its filesystem.
 
-    One call per candidate, because a directory shared with other ranks may vanish between two.
+    A directory shared with other ranks may vanish between any two calls; then it is its parent's turn.
     """
     for candidate in (path, *path.parents):
         try:
-            return candidate, os.statvfs(candidate)
+            return candidate, os.statvfs(candidate), candidate.stat().st_dev
         except (FileNotFoundError, NotADirectoryError):
             continue
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from muon_offload_cli.machine.numa import NearDevice
 from muon_offload_cli.offload.io_meter import IoMeter
 from muon_offload_cli.offload.mover import AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
+from muon_offload_cli.offload.placement import bound_to, near
 from muon_offload_cli.offload.plan import (
-    STATE_ITEM_BYTES,
     Chunk,
     ChunkPlan,
     ParameterSpec,
@@ -33,6 +34,7 @@ from muon_offload_cli.storage.mapped import MappedStore
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
+from muon_offload_cli.storage.striped import StripedStore
 
 type OpenStore = Callable[[Tier, OffloadSettings, int, bool], Store]
 
@@ -46,12 +48,14 @@ class ChunkState:
         parameters: Indices of the parameters, in optimizer order.
         masters: Master weight of each.
         momenta: Momentum of each.
+        second_moments: Second moment of each, in its own shape; empty if the optimizer keeps none.
     """
 
     chunk: int
     parameters: tuple[int, ...]
     masters: tuple[torch.Tensor, ...]
     momenta: tuple[torch.Tensor, ...]
+    second_moments: tuple[torch.Tensor, ...] = ()
 
 
 class StateOffloader:
@@ -59,9 +63,10 @@ class StateOffloader:
 
     Args:
         parameters: Shapes in the optimizer's order.
-        settings: Engine, budgets, directory.
+        settings: Engine, budgets, directories.
         device: Where the optimizer steps.
         open_store: Makes the store of a tier, given the bytes it holds and whether to page-lock memory.
+        near_device: CPUs that buffers and threads are kept to; None: those near `device`, as the system says.
 
     Raises:
         UserError: The directory cannot be used or the state does not fit there; nothing is left behind.
@@ -74,6 +79,7 @@ class StateOffloader:
         device: torch.device,
         *,
         open_store: OpenStore | None = None,
+        near_device: NearDevice | None = None,
     ) -> None:
         self.settings = settings
         self.plan: ChunkPlan = plan_chunks(
@@ -87,10 +93,12 @@ class StateOffloader:
         self._parameters = parameters
         self._device = device
         self._window_states: dict[int, ChunkState] = {}
+        self.near = near(device) if near_device is None else near_device
         self._resources = ExitStack()
         with ExitStack() as guard:
             guard.callback(self._resources.close)
-            self._allocate(settings, device, open_store or _open_store)
+            with bound_to(self.near.cpus):
+                self._allocate(settings, device, open_store or _open_store)
             guard.pop_all()
         self.sweeps = 0
 
@@ -198,16 +206,15 @@ class StateOffloader:
             return self._state(chunk, self._gpu_images[chunk.index])
         memory = self.stores[chunk.tier].view(self._extents[chunk.index])
 
-        def view(parameter: int, slot: Slot) -> torch.Tensor:
+        def view(shape: tuple[int, ...], slot: Slot) -> torch.Tensor:
             # A storage of the tensor's own size: Megatron's checkpoint writer clones tensors whose storage
             # is larger than themselves.
-            shape = self._parameters[parameter].shape
             if not slot.nbytes:
                 return torch.empty(shape)
             own = memory[slot.offset : slot.offset + slot.nbytes]
             return torch.frombuffer(own, dtype=torch.float32).view(shape)
 
-        return _chunk_state(chunk, view)
+        return self._chunk_state(chunk, view)
 
     def synchronize(self) -> None:
         """Block until every tier holds the current bytes."""
@@ -280,32 +287,35 @@ class StateOffloader:
         return state
 
     def _state(self, chunk: Chunk, image: torch.Tensor) -> ChunkState:
-        def view(parameter: int, slot: Slot) -> torch.Tensor:
-            shape = self._parameters[parameter].shape
+        def view(shape: tuple[int, ...], slot: Slot) -> torch.Tensor:
             return image[slot.offset : slot.offset + slot.nbytes].view(torch.float32).view(shape)
 
-        return _chunk_state(chunk, view)
+        return self._chunk_state(chunk, view)
 
-
-def _chunk_state(chunk: Chunk, view: Callable[[int, Slot], torch.Tensor]) -> ChunkState:
-    return ChunkState(
-        chunk=chunk.index,
-        parameters=chunk.parameters,
-        masters=tuple(map(view, chunk.parameters, chunk.masters)),
-        momenta=tuple(map(view, chunk.parameters, chunk.momenta)),
-    )
+    def _chunk_state(self, chunk: Chunk, view: Callable[[tuple[int, ...], Slot], torch.Tensor]) -> ChunkState:
+        members = [self._parameters[index] for index in chunk.parameters]
+        shapes = [member.shape for member in members]
+        moments = [member.second_moment or () for member in members]
+        return ChunkState(
+            chunk=chunk.index,
+            parameters=chunk.parameters,
+            masters=tuple(map(view, shapes, chunk.masters)),
+            momenta=tuple(map(view, shapes, chunk.momenta)),
+            second_moments=tuple(map(view, moments, chunk.second_moments)),
+        )
 
 
 def state_bytes(parameters: Sequence[ParameterSpec]) -> int:
-    """Bytes of momentum and master weight of `parameters`: 8 an element."""
-    return sum(2 * STATE_ITEM_BYTES * parameter.numel for parameter in parameters)
+    """Bytes of all state of `parameters` without padding: 8 an element where there is no second moment."""
+    return sum(sum(parameter.sizes) for parameter in parameters)
 
 
 def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) -> Store:
     if tier is Tier.HOST:
         return MemoryStore(size, pin=pinned)
-    if settings.directory is None:
+    if not settings.directories:
         raise ValueError(f"engine {settings.engine} needs a directory")
-    if settings.engine == "mapped":
-        return MappedStore(settings.directory, size)
-    return DirectStore(settings.directory, size)
+    open_one = MappedStore if settings.engine == "mapped" else DirectStore
+    if len(settings.directories) == 1:
+        return open_one(settings.directories[0], size)
+    return StripedStore(settings.directories, size, open_one)

@@ -20,7 +20,8 @@ class OffloadSettings:
 
     Attributes:
         engine: ``host``, ``mapped`` or ``disk``.
-        directory: Folder on a node-local drive; None for ``host``.
+        directories: Folders on node-local drives that this rank uses, its file striped over them if there
+            are several; empty for ``host``.
         chunk_bytes: Budget of a chunk; 0: one chunk.
         fraction: Part of the state's bytes that leaves the device.
         host_bytes: Host memory of this rank that may hold state for good.
@@ -31,7 +32,7 @@ class OffloadSettings:
     """
 
     engine: str
-    directory: Path | None = None
+    directories: tuple[Path, ...] = ()
     chunk_bytes: int = 512 * MIB
     fraction: float = 1.0
     host_bytes: int = 0

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muon_offload_cli.config.rules.directory import KEY, as_word
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.machine.filesystem import Mount
 from muon_offload_cli.offload.settings import OffloadSettings
-from muon_offload_cli.planner.plan import RunPlan
+from muon_offload_cli.planner.plan import NodeTotal, RunPlan
 from muon_offload_cli.units import GIB, format_bytes
-
-KEY = "offload.directory"
 
 TB = 10**12
 """Drives are sold in powers of ten."""
@@ -25,16 +24,60 @@ class Place:
     """What a machine has for the state of its ranks.
 
     Attributes:
-        mount: Filesystem of the offload directory; None if no engine uses one, or nothing is known of it.
+        mounts: Filesystem of each offload directory, in order; empty if no engine uses one, or nothing is
+            known of them.
         others: Other filesystems of the machine that this user may write to.
         headroom_bytes: Host memory that the job could still take; None: not known.
-        checkpoints_here: Checkpoints that this run will leave on the same filesystem.
+        checkpoints: Checkpoints that this run will leave.
+        checkpoint_device: Number of the filesystem that they go to; None: not known.
     """
 
-    mount: Mount | None
+    mounts: Sequence[Mount]
     others: Sequence[Mount]
     headroom_bytes: int | None
-    checkpoints_here: int = 0
+    checkpoints: int = 0
+    checkpoint_device: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """One filesystem and what the run puts there.
+
+    Attributes:
+        mount: The filesystem, as the first of its directories sees it.
+        directories: Its offload directories.
+        positions: Their places in `offload.directory`.
+        count: Offload directories in all.
+        checkpoint_bytes: What this machine's part of the checkpoints takes there.
+    """
+
+    mount: Mount
+    directories: tuple[Path, ...]
+    positions: tuple[int, ...]
+    count: int
+    checkpoint_bytes: int
+
+    @property
+    def state_room(self) -> int:
+        """Bytes that are free for state."""
+        return self.mount.free_bytes - self.checkpoint_bytes
+
+    def state_bytes(self, plan: RunPlan) -> int:
+        """What ranks of the fullest machine reserve there."""
+        return max(self._on(node) for node in plan.nodes)
+
+    def fullest(self, plan: RunPlan) -> NodeTotal:
+        """Return the machine that has most there."""
+        return max(plan.nodes, key=lambda node: (self._on(node), -node.node))
+
+    def _on(self, node: NodeTotal) -> int:
+        shares = node.by_directory(self.count)
+        return sum(shares[position] for position in self.positions)
+
+    @property
+    def names(self) -> str:
+        """The directories, with commas between."""
+        return ", ".join(map(str, self.directories))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +85,10 @@ class Fit:
     """The verdict.
 
     Attributes:
-        needed_bytes: What ranks of the fullest machine reserve in the offload directory.
-        checkpoint_bytes: What this machine's part of the checkpoints takes on the same filesystem.
+        needed_bytes: What ranks of the fullest machine reserve in the offload directories.
+        checkpoint_bytes: What this machine's part of the checkpoints takes on the same filesystems.
         free_bytes: What is free there; None if no directory is used or nothing is known of it.
+        rooms: The filesystems, each once.
         host_needed_bytes: Host memory for state and staging.
         headroom_bytes: Host memory that there is; None: not known.
         problems: Why it does not fit, each with what would make it fit; empty if it fits.
@@ -53,13 +97,14 @@ class Fit:
     needed_bytes: int
     checkpoint_bytes: int
     free_bytes: int | None
+    rooms: tuple[Room, ...]
     host_needed_bytes: int
     headroom_bytes: int | None
     problems: tuple[Problem, ...]
 
     @property
     def peak_bytes(self) -> int:
-        """What the offload directory's filesystem holds when the last checkpoint is written."""
+        """What the offload directories' filesystems hold when the last checkpoint is written."""
         return self.needed_bytes + self.checkpoint_bytes
 
     @property
@@ -71,13 +116,15 @@ class Fit:
 def cluster_place(config: Config) -> Place:
     """Return what a node of the cluster that the recipe names has, as far as its file says."""
     cluster = config.cluster
-    mount = None
+    mounts: list[Mount] = []
     if cluster.drives and cluster.drive_tb:
         total = round(cluster.drives * cluster.drive_tb * TB)
-        mount = Mount(
-            directory=Path(config.offload.directory or "/"),
+        # Which drive a directory is on is not known: all of them are taken for one filesystem.
+        whole = Mount(
+            directory=Path("/"),
             existing=Path("/"),
             mount_point=f"a node of cluster={cluster.name}",
+            device=0,
             kind=f"{cluster.drives} drives",
             is_memory=False,
             is_network=False,
@@ -85,8 +132,11 @@ def cluster_place(config: Config) -> Place:
             free_bytes=total,
             writable=True,
         )
+        mounts = [
+            replace(whole, directory=Path(directory)) for directory in config.offload.directory or ["/"]
+        ]
     memory = None if cluster.host_memory_gb is None else round(cluster.host_memory_gb * GIB)
-    return Place(mount=mount, others=(), headroom_bytes=memory)
+    return Place(mounts=mounts, others=(), headroom_bytes=memory)
 
 
 def judge_fit(
@@ -104,45 +154,64 @@ def judge_fit(
         replan: Plans the same model under other settings, to compute what would fit.
     """
     node = plan.heaviest_node
-    needed = node.disk_bytes
-    checkpoints = place.checkpoints_here * math.ceil(plan.checkpoint_bytes / len(plan.nodes))
+    rooms = _rooms(plan, place)
     host = node.host_bytes + node.staging_bytes
-    problems = []
-    if place.mount and needed + checkpoints > place.mount.free_bytes:
-        problems.append(_no_room(plan, place, place.mount, checkpoints, settings, replan))
+    problems = [
+        _no_room(plan, place, room, settings, replan)
+        for room in rooms
+        if room.state_bytes(plan) > room.state_room
+    ]
     if place.headroom_bytes is not None and host > place.headroom_bytes:
         problems.append(_no_memory(plan, place.headroom_bytes, host, settings))
     return Fit(
-        needed_bytes=needed,
-        checkpoint_bytes=checkpoints if place.mount else 0,
-        free_bytes=place.mount.free_bytes if place.mount else None,
+        needed_bytes=node.disk_bytes,
+        checkpoint_bytes=sum(room.checkpoint_bytes for room in rooms),
+        free_bytes=sum(room.mount.free_bytes for room in rooms) if rooms else None,
+        rooms=rooms,
         host_needed_bytes=host,
         headroom_bytes=place.headroom_bytes,
         problems=tuple(problems),
     )
 
 
+def _rooms(plan: RunPlan, place: Place) -> tuple[Room, ...]:
+    """Group the offload directories by filesystem."""
+    groups: dict[int, list[int]] = {}
+    for position, mount in enumerate(place.mounts):
+        groups.setdefault(mount.device, []).append(position)
+    checkpoints = place.checkpoints * math.ceil(plan.checkpoint_bytes / len(plan.nodes))
+    return tuple(
+        Room(
+            mount=place.mounts[positions[0]],
+            directories=tuple(place.mounts[position].directory for position in positions),
+            positions=tuple(positions),
+            count=len(place.mounts),
+            checkpoint_bytes=checkpoints if device == place.checkpoint_device else 0,
+        )
+        for device, positions in groups.items()
+    )
+
+
 def _no_room(
     plan: RunPlan,
     place: Place,
-    mount: Mount,
-    checkpoints: int,
+    room: Room,
     settings: OffloadSettings,
     replan: Callable[[OffloadSettings], RunPlan],
 ) -> Problem:
-    node = plan.heaviest_node
-    needed = node.disk_bytes + checkpoints
+    node, mount, checkpoints = room.fullest(plan), room.mount, room.checkpoint_bytes
+    needed = room.state_bytes(plan) + checkpoints
     parts = f" ({format_bytes(checkpoints)} of it checkpoints)" if checkpoints else ""
-    room = mount.free_bytes - checkpoints
     ways = [f"free {format_bytes(needed - mount.free_bytes)} on {mount.mount_point}"]
-    ways += _other_mounts(place.others, mount, node.disk_bytes, checkpoints)
+    ways += _without(plan, place, room)
+    ways += _other_mounts(place, room, node.disk_bytes)
     ways += _more_nodes(plan, room)
-    if room > 0:
+    if room.state_room > 0:
         ways += _smaller_fraction(settings, replan, room)
         ways += _more_memory(plan, place, settings, replan, room)
     return Problem(
         what=f"node {node.node} needs {format_bytes(needed)}{parts} on {mount.mount_point} ({mount.kind}), "
-        f"which has {format_bytes(mount.free_bytes)} free ({KEY}={mount.directory}).",
+        f"which has {format_bytes(mount.free_bytes)} free ({KEY}={room.names}).",
         fix="; or ".join(ways),
         keys=(KEY,),
         rule="disk-plan",
@@ -150,34 +219,44 @@ def _no_room(
     )
 
 
-def _other_mounts(others: Sequence[Mount], mount: Mount, disk_bytes: int, checkpoints: int) -> Iterator[str]:
+def _without(plan: RunPlan, place: Place, room: Room) -> Iterator[str]:
+    """Leave the directories of this filesystem out, if the others have room for all."""
+    kept = [mount for mount in place.mounts if mount.device != room.mount.device]
+    rooms = _rooms(plan, replace(place, mounts=kept))
+    if rooms and all(other.state_bytes(plan) <= other.state_room for other in rooms):
+        yield f"{KEY}={as_word([str(mount.directory) for mount in kept])}"
+
+
+def _other_mounts(place: Place, room: Room, disk_bytes: int) -> Iterator[str]:
+    used = {mount.mount_point for mount in place.mounts}
     roomy = [
-        other for other in others if other.mount_point != mount.mount_point and other.free_bytes >= disk_bytes
+        other for other in place.others if other.mount_point not in used and other.free_bytes >= disk_bytes
     ]
-    if roomy and checkpoints < mount.free_bytes:
+    if roomy and room.state_room > 0:
         best = max(roomy, key=lambda other: other.free_bytes)
         root = best.mount_point.rstrip("/")
         yield f"{KEY}={root}/muon_offload ({best.kind}, {format_bytes(best.free_bytes)} free)"
 
 
-def _more_nodes(plan: RunPlan, room: int) -> Iterator[str]:
+def _more_nodes(plan: RunPlan, room: Room) -> Iterator[str]:
     """Each node holds its share of the state as long as data-parallel ranks take parameters from others."""
     state = sum(node.disk_bytes for node in plan.nodes)
+    most = room.state_room * room.count // len(room.positions)
     # No rank can hold less than its largest parameter, so there is an end to it.
-    if plan.largest is not None and room >= plan.largest.state_bytes:
-        nodes = math.ceil(state / room)
+    if plan.largest is not None and most >= plan.largest.state_bytes:
+        nodes = math.ceil(state / most)
         if nodes > len(plan.nodes):
             share = format_bytes(state / nodes)
             yield f"launcher.nodes={nodes} at the same parallel sizes (about {share} a node)"
 
 
 def _smaller_fraction(
-    settings: OffloadSettings, replan: Callable[[OffloadSettings], RunPlan], room: int
+    settings: OffloadSettings, replan: Callable[[OffloadSettings], RunPlan], room: Room
 ) -> Iterator[str]:
     low, high = 0, math.ceil(settings.fraction * 100)
     while high - low > 1:
         middle = (low + high) // 2
-        fits = replan(replace(settings, fraction=middle / 100)).heaviest_node.disk_bytes <= room
+        fits = room.state_bytes(replan(replace(settings, fraction=middle / 100))) <= room.state_room
         low, high = (middle, high) if fits else (low, middle)
     if low > 0:
         heaviest = max(kind.figures.gpu_bytes for kind in replan(replace(settings, fraction=low / 100)).kinds)
@@ -189,7 +268,7 @@ def _more_memory(
     place: Place,
     settings: OffloadSettings,
     replan: Callable[[OffloadSettings], RunPlan],
-    room: int,
+    room: Room,
 ) -> Iterator[str]:
     """Find the smallest budget in GiB whose chunks leave a disk part that fits."""
     node = plan.heaviest_node
@@ -198,7 +277,7 @@ def _more_memory(
 
     def fits(gib: int) -> bool:
         own = replace(settings, host_bytes=gib * GIB // ranks)
-        return replan(own).heaviest_node.disk_bytes <= room
+        return room.state_bytes(replan(own)) <= room.state_room
 
     if settings.engine == "host" or most < 1 or not fits(most):
         return

@@ -7,14 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.offload.directories import bytes_by_directory
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.distribution import Distribution, Place, Share, place_of, ranks_by_place
 from muon_offload_cli.planner.inventory import Inventory, take_inventory
 from muon_offload_cli.planner.rank import (
     ADAM_STATE_BYTES,
-    MUON_STATE_BYTES,
     WEIGHT_BYTES,
     RankFigures,
+    muon_state_bytes,
     rank_figures,
 )
 from muon_offload_cli.planner.settings import offload_settings
@@ -44,10 +45,11 @@ class NodeTotal:
 
     Attributes:
         node: Number of the machine.
-        disk_bytes: Reserved in its offload directory.
+        disk_bytes: Reserved in its offload directories.
+        rank_disk_bytes: The same by local rank.
         host_bytes: Host memory that holds state between steps.
         staging_bytes: Host memory of all staging rings.
-        muon_state_bytes: Momenta and master weights, wherever they are.
+        muon_state_bytes: Momenta, master weights and second moments, wherever they are.
         read: Bytes that a step reads from its drives.
         written: Bytes that a step writes to them.
         read_behind: See `Traffic`.
@@ -58,6 +60,7 @@ class NodeTotal:
 
     node: int
     disk_bytes: int
+    rank_disk_bytes: tuple[int, ...]
     host_bytes: int
     staging_bytes: int
     muon_state_bytes: int
@@ -68,6 +71,10 @@ class NodeTotal:
     open_files: int
     maps: int
 
+    def by_directory(self, count: int) -> tuple[int, ...]:
+        """Return what is reserved in each of `count` offload directories."""
+        return bytes_by_directory(self.rank_disk_bytes, count)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargeParameter:
@@ -77,7 +84,7 @@ class LargeParameter:
         name: ``decoder.layers.*.mlp.linear_fc1.weight``.
         shape: Local shape on a rank.
         count: How many there are, each counted once a rank's part.
-        state_bytes: Momentum and master weight of one.
+        state_bytes: All state of one.
     """
 
     name: str
@@ -138,6 +145,7 @@ class Planner:
 
     def __init__(self, config: Config, layers: Layers) -> None:
         self._config = config
+        self._item_bytes = muon_state_bytes(config.optimizer)
         self.inventory: Inventory = take_inventory(config, layers)
         self.layers = layers
         self._distribution = Distribution(config, self.inventory)
@@ -161,7 +169,7 @@ class Planner:
             largest=next(iter(self._largest(0)), None),
             oversized=tuple(self._largest(settings.chunk_bytes)) if settings.chunk_bytes else (),
             checkpoint_bytes=total * WEIGHT_BYTES
-            + muon * MUON_STATE_BYTES
+            + muon * self._item_bytes
             + (total - muon) * ADAM_STATE_BYTES,
         )
 
@@ -187,6 +195,7 @@ class Planner:
                     held_elements=share.held_elements,
                     adam_elements=share.adam_elements,
                     settings=settings,
+                    item_bytes=self._item_bytes,
                 )
             figures[place] = planned[key]
         return figures
@@ -204,7 +213,7 @@ class Planner:
         counts: dict[tuple[str, tuple[int, ...], int], int] = {}
         for tensors in self.inventory.stages:
             for tensor in tensors:
-                state = tensor.numel * MUON_STATE_BYTES
+                state = tensor.numel * self._item_bytes
                 if tensor.optimizer is Optimizer.MUON and state > above_bytes:
                     key = (_NUMBER.sub("*", tensor.name), tensor.shape, state)
                     counts[key] = counts.get(key, 0) + tensor.parts
@@ -235,6 +244,7 @@ def _node_total(node: int, ranks: Iterable[RankFigures]) -> NodeTotal:
     return NodeTotal(
         node=node,
         disk_bytes=sum(rank.disk_bytes for rank in own),
+        rank_disk_bytes=tuple(rank.disk_bytes for rank in own),
         host_bytes=sum(rank.host_bytes for rank in own),
         staging_bytes=sum(rank.staging_bytes for rank in own),
         muon_state_bytes=sum(rank.muon_state_bytes for rank in own),

@@ -68,13 +68,24 @@ class FileStore(Store):
         data = buffer.cast("B")
         step = ALIGNMENT if self.direct else 1
         done, stalled = 0, False
+        file_size = os.fstat(self._file.fd).st_size
+        if file_size < self._file.size:
+            # Told before a write makes the file long again, with zeros where bytes were.
+            raise self._error(
+                f"the file was cut behind our back: {file_size} of {self._file.size} bytes are left",
+                operation,
+                extent,
+            )
         while done < extent.nbytes:
+            began = self._calls.monotonic()
             try:
                 count = call(self._file.fd, [data[done:]], extent.offset + done)
             except InterruptedError:
                 continue
             except OSError as error:
                 raise self._error(describe_errno(error), operation, extent, error.errno or 0) from error
+            # Two threads may write this at once, and the smaller figure may win: it is only looked at.
+            self.slowest_s = max(self.slowest_s, self._calls.monotonic() - began)
             moved = done + count
             if moved == extent.nbytes:
                 return

@@ -37,7 +37,7 @@ class CudaPinner:
         if code != 0:
             raise does_not_fit(
                 f"pinning {format_bytes(nbytes)} of host memory failed: CUDA error {code}, {_name(code)}.",
-                "lower offload.host_memory_gb, or raise the memory limit of this job",
+                "lower offload.host_memory_gb or offload.staging_mb, or raise the memory limit of this job",
                 "offload.host_memory_gb",
             )
 

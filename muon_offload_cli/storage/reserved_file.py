@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from muon_offload_cli.storage.extent import ALIGNMENT
 from muon_offload_cli.storage.store import StoreError, describe_errno
 from muon_offload_cli.storage.system_calls import SYSTEM, SystemCalls
 from muon_offload_cli.units import format_bytes, round_up
+
+_logger = logging.getLogger(__name__)
 
 _KEY = "offload.directory"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -79,6 +82,12 @@ def create_reserved(
     mount = _usable(directory)
     needed = round_up(max(size, 1), ALIGNMENT)
     file = _create(directory, needed)
+    if file.created_directory and mount.mount_point == "/":
+        _logger.warning(
+            "%s did not exist and was made on the root filesystem (%s): is its drive mounted?",
+            directory,
+            mount.kind,
+        )
     try:
         # Reserved before O_DIRECT is on: where the C library has to write the blocks itself, it writes
         # single bytes, which direct I/O refuses.
@@ -192,7 +201,7 @@ def _cannot_create(directory: Path, error: OSError) -> UserError:
 def _no_room(mount: Mount, needed: int, owner: str, error: OSError) -> UserError:
     """Say how much is missing; called after the partly reserved file was closed, so that its blocks count."""
     need = f"{owner} needs {format_bytes(needed)} on {mount.directory} ({mount.kind})"
-    elsewhere = f"set {_KEY} to a larger mount, or raise the data-parallel size"
+    elsewhere = f"set {_KEY} to a larger mount (of several, leave this one out), or raise data parallelism"
     if error.errno == errno.EFBIG:
         return does_not_fit(
             f"{need}, where a file of that size is not allowed: {describe_errno(error)}.",

@@ -6,7 +6,7 @@ import errno as errno_names
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -65,9 +65,10 @@ class Store(ABC):
 
     Attributes:
         size: Bytes reserved.
-        path: Directory that the bytes lie in; empty for host memory.
+        path: Directory that the bytes lie in, or all of them with commas between; empty for host memory.
         on_disk: The bytes lie on a drive.
         direct: Reads and writes pass the page cache by; buffers must be aligned.
+        slowest_s: Seconds that the slowest system call of a read or write took so far.
     """
 
     def __init__(self, *, size: int, path: str, on_disk: bool, direct: bool) -> None:
@@ -75,6 +76,7 @@ class Store(ABC):
         self.path = path
         self.on_disk = on_disk
         self.direct = direct
+        self.slowest_s = 0.0
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
@@ -83,6 +85,11 @@ class Store(ABC):
     def closed(self) -> bool:
         """`close` was called."""
         return self._closed
+
+    @property
+    def parts(self) -> Sequence[Store]:
+        """The stores that this one is made of: itself, but where several directories share the bytes."""
+        return (self,)
 
     def read_into(self, extent: Extent, target: memoryview) -> None:
         """Fill `target` with the bytes of `extent`; returns when they are there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ class SystemCalls:
         fdatasync: Wait until a file's bytes are on its drive.
         posix_fallocate: Reserve the blocks of a byte range.
         enable_direct_io: Switch O_DIRECT on where the filesystem does it; see `machine.anonymous_file`.
+        monotonic: Seconds on a clock that never goes back.
     """
 
     preadv: Callable[[int, Sequence[memoryview], int], int] = os.preadv
@@ -26,6 +28,7 @@ class SystemCalls:
     fdatasync: Callable[[int], None] = os.fdatasync
     posix_fallocate: Callable[[int, int, int], None] = os.posix_fallocate
     enable_direct_io: Callable[[int], bool] = enable_direct_io
+    monotonic: Callable[[], float] = time.monotonic
 
 
 SYSTEM = SystemCalls()

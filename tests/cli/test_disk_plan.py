@@ -16,6 +16,7 @@ import pytest
 
 from muon_offload_cli.cli import bench_disk, main, planning
 from muon_offload_cli.cli.exact import compare_rank
+from muon_offload_cli.config import probe_cache
 from muon_offload_cli.machine import filesystem
 from muon_offload_cli.machine.drives import recall
 from tests.fakes.drive import directory_on_a_drive
@@ -27,6 +28,8 @@ Figures = namedtuple("Figures", "f_blocks f_frsize f_bavail f_flag")
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = probe_cache.cache_file()
+    monkeypatch.setattr(probe_cache, "cache_file", lambda: shared)
     monkeypatch.setenv("SCRATCH", str(directory_on_a_drive(tmp_path)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -77,6 +80,25 @@ def test_json_has_exact_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["step"]["floor_s"] == found["nodes"][0]["read"] / 1e9
 
 
+@pytest.mark.parametrize(
+    ("count", "placement"),
+    [
+        (2, "ranks are spread over 2 directories, 2 to each"),
+        (3, "each rank's file is striped over all 3 directories"),
+    ],
+)
+def test_several_directories_get_equal_parts_and_the_plan_says_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, placement: str
+) -> None:
+    folders = [str(tmp_path / f"nvme{number}") for number in range(count)]
+    found = as_json(capsys, f"offload.directory=[{','.join(folders)}]")
+    assert found["placement"] == placement
+    assert [each["path"] for each in found["directories"]] == folders
+    parts = [each["needed_bytes"] for each in found["directories"]]
+    assert sum(parts) == found["needed_bytes"]
+    assert max(parts) - min(parts) <= 0.1 * min(parts)
+
+
 @pytest.mark.usefixtures("nearly_full")
 def test_a_plan_that_does_not_fit_exits_with_3_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 3
@@ -106,6 +128,7 @@ def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.Capt
         ["launcher.ranks_per_node=3"],
         ["offload.fraction=2", "model.moe.topk=9"],
         ["model.nmae=x"],
+        ["cluster=h200_x8", "megatron.args.recompute_granularty=full"],
     ):
         assert main.run(["check-config", RECIPE, *words]) == 2
         refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]

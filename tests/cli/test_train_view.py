@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from muon_offload_cli.cli.train_view import TrainView, figures_of, make_console, printable
+from muon_offload_cli.cli.train_view import PIPE_WIDTH, TrainView, figures_of, make_console, printable
 from muon_offload_cli.config.schema import Config, DataSource, Engine
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder
@@ -33,7 +33,7 @@ def config(engine: Engine) -> Config:
     made.train.steps, made.train.sequence_length, made.train.global_batch = 30, 128, 16
     made.optimizer.lr = 1e-3
     made.model.name, made.model.num_layers, made.model.hidden_size = "m", 2, 64
-    made.offload.engine, made.offload.directory = engine, "/nvme"
+    made.offload.engine, made.offload.directory = engine, ["/nvme"]
     return made
 
 
@@ -104,6 +104,34 @@ def test_a_pipe_gets_whole_lines_and_a_whole_table(capsys: pytest.CaptureFixture
     assert out.startswith("step 7/30  loss 1.2500")
     assert reason in out
     assert "…" not in out
+
+
+@pytest.mark.parametrize(
+    ("directories", "named"),
+    [
+        (("/nvme0/x", "/nvme1/x"), True),
+        (("/nvme0/x, /nvme1/x",) * 2, True),
+        (("/nvme0/x", "/nvme0/x"), False),
+    ],
+)
+def test_the_table_names_directories_where_there_are_several(
+    capsys: pytest.CaptureFixture[str], directories: tuple[str, ...], named: bool
+) -> None:
+    rows = [
+        RankVerdict(rank=rank, fine=True, verdict="fine", directory=directory)
+        for rank, directory in enumerate(directories)
+    ]
+    view = TrainView(make_console(), total_steps=30)
+    view.table(Verdict(success=True, exit_code=0, headline="h", ranks=rows), "disk")
+    out = capsys.readouterr().out
+    assert [directory in out for directory in directories] == [named] * 2
+
+
+def test_a_pipe_is_as_wide_as_its_reader_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert make_console().width == 70
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert make_console().width == PIPE_WIDTH
 
 
 def test_a_note_of_all_ranks_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:

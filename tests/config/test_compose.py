@@ -128,7 +128,9 @@ def test_megatron_flags_may_be_written_as_megatron_writes_them(tmp_path: Path) -
 
 def test_environment_variables_can_be_used_in_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRIVE", "/mnt/nvme0")
-    assert compose("tiny", ["offload.directory=${oc.env:DRIVE}/a"]).config.offload.directory == "/mnt/nvme0/a"
+    assert compose("tiny", ["offload.directory=${oc.env:DRIVE}/a"]).config.offload.directory == [
+        "/mnt/nvme0/a"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,16 @@ def test_each_kind_of_wrong_word_is_told_as_one_problem(word: str, words_of_what
 def test_the_fix_of_a_value_that_needs_quotes_can_be_pasted() -> None:
     value = '/tmp/ü "x" (1)'
     (problem,) = problems_of("tiny", f"offload.directory={value}")
-    assert compose("tiny", shlex.split(problem.fix)).config.offload.directory == value
+    assert compose("tiny", shlex.split(problem.fix)).config.offload.directory == [value]
+
+
+def test_a_directory_is_one_text_or_a_list_and_a_sweep_is_told_to_be_one() -> None:
+    assert compose("tiny", ["offload.directory=/a"]).config.offload.directory == ["/a"]
+    assert compose("tiny", ["offload.directory=[/a,/b]"]).config.offload.directory == ["/a", "/b"]
+    (problem,) = problems_of("tiny", "offload.directory=/a,/b")
+    assert compose("tiny", shlex.split(problem.fix)).config.offload.directory == ["/a", "/b"]
+    (problem,) = problems_of("tiny", "offload.directory={a: 1}")
+    assert "a text, or a list, [a,b], or null" in problem.what
     (problem,) = problems_of("tiny", "data.paths=[/ü,/a b]")
     assert compose("tiny", shlex.split(problem.fix)).config.data.paths == ["/ü", "/a b"]
 
@@ -316,7 +327,7 @@ words = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(words, max_size=5))
 def test_random_words_compose_or_are_refused_with_problems(overrides: list[str]) -> None:
     try:

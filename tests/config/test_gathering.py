@@ -13,19 +13,25 @@ from muon_offload_cli.config.gathering import gather_facts, look_at_pretrained, 
 def test_a_directory_that_does_not_exist_is_judged_by_its_nearest_parent_and_not_made(tmp_path: Path) -> None:
     target = tmp_path / "a" / "b"
     config = compose("tiny", [f"offload.directory={target}"]).config
-    directory = gather_facts(config, probe=False).directory
-    assert directory is not None
+    (directory,) = gather_facts(config, probe=False).directories
     assert (directory.path, directory.nearest, directory.exists) == (target, tmp_path.resolve(), False)
     assert directory.writable
     assert directory.free_bytes
     assert list(tmp_path.iterdir()) == []
 
 
+def test_each_of_several_directories_is_looked_at_and_all_know_their_filesystem(tmp_path: Path) -> None:
+    config = compose("tiny", [f"offload.directory=[{tmp_path}/a,/proc/a,{tmp_path}/b]"]).config
+    first, second, third = gather_facts(config, probe=False, write=True).directories
+    assert first.device == third.device != second.device
+    assert (first.kind, second.kind) == (third.kind, "proc")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_in_the_way_of_the_directory_is_seen(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     config = compose("tiny", [f"offload.directory={tmp_path}/file/state"]).config
-    directory = gather_facts(config, probe=False).directory
-    assert directory is not None
+    (directory,) = gather_facts(config, probe=False).directories
     assert not directory.is_folder
 
 
@@ -35,18 +41,34 @@ def test_data_files_are_looked_at(tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("full.txt", "empty.txt", "missing.txt", ".")]
     config = compose("tiny", ["data=text", f"data.paths=[{','.join(names)}]", "offload=none"]).config
     facts = gather_facts(config, probe=False)
-    assert facts.directory is None
+    assert facts.directories == ()
     assert [facts.files[name].num_bytes for name in names] == [3, 0, None, None]
     assert facts.files[names[3]].is_folder
+
+
+def test_a_script_is_looked_at_and_a_megatron_beside_it_is_told_unless_it_is_the_one_in_use(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pretrain.py").write_text("pass")
+    words = [f"megatron.entrypoint={tmp_path}/pretrain.py", "offload=none"]
+    facts = gather_facts(compose("tiny", words).config, probe=False)
+    assert facts.files[f"{tmp_path}/pretrain.py"].num_bytes == 4
+    assert facts.megatron_beside_script is None
+    for part in ("core", "training"):
+        (tmp_path / "megatron" / part).mkdir(parents=True)
+    assert gather_facts(compose("tiny", words).config, probe=False).megatron_beside_script == str(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    words.append(f"megatron.path={tmp_path}/link")
+    assert gather_facts(compose("tiny", words).config, probe=False).megatron_beside_script is None
 
 
 def test_the_default_directory_is_filled_in_for_engines_that_keep_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SCRATCH", "/mnt/x")
-    assert resolve_directory(compose("tiny").config).offload.directory == "/mnt/x/muon_offload"
+    assert resolve_directory(compose("tiny").config).offload.directory == ["/mnt/x/muon_offload"]
     assert resolve_directory(compose("tiny", ["offload=host"]).config).offload.directory is None
-    assert resolve_directory(compose("tiny", ["offload.directory=/a"]).config).offload.directory == "/a"
+    assert resolve_directory(compose("tiny", ["offload.directory=/a"]).config).offload.directory == ["/a"]
 
 
 def test_a_symlink_into_memory_is_seen_through(tmp_path: Path) -> None:
@@ -54,17 +76,15 @@ def test_a_symlink_into_memory_is_seen_through(tmp_path: Path) -> None:
         pytest.skip("no /dev/shm here")
     (tmp_path / "link").symlink_to("/dev/shm")
     config = compose("tiny", [f"offload.directory={tmp_path}/link/state"]).config
-    directory = gather_facts(config, probe=False).directory
-    assert directory is not None
+    (directory,) = gather_facts(config, probe=False).directories
     assert directory.is_memory
     assert directory.nearest == Path("/dev/shm").resolve()
 
 
 def test_the_write_test_runs_only_when_asked_for_and_leaves_nothing(tmp_path: Path) -> None:
     config = compose("tiny", [f"offload.directory={tmp_path}/state"]).config
-    untried = gather_facts(config, probe=False).directory
-    tried = gather_facts(config, probe=False, write=True).directory
-    assert untried is not None and tried is not None
+    (untried,) = gather_facts(config, probe=False).directories
+    (tried,) = gather_facts(config, probe=False, write=True).directories
     assert (untried.write_error, tried.write_error) == (None, "")
     assert list(tmp_path.iterdir()) == []
 

@@ -6,7 +6,7 @@ import copy
 import functools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_offload_cli.config.changes import Change
@@ -91,7 +91,6 @@ def test_changes_are_told_as_the_command_line_takes_them() -> None:
     assert "optimizer.name" not in told
 
 
-@settings(deadline=None)
 @given(
     tp=st.sampled_from([1, 2, 4]),
     pp=st.sampled_from([1, 2, 4]),

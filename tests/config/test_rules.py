@@ -57,7 +57,20 @@ FIXED_FLAGS = {
     "tokenizer_type",
     "transformer_impl",
 }
+NATIVE = MachineFacts(megatron=MegatronFacts(version="0.20", root="/checkout", chunked_offloader=True))
+CHANGED = MachineFacts(
+    megatron=MegatronFacts(
+        version="0.20", root="/checkout", chunked_offloader=True, offloader_lacks=("Offloader.step()",)
+    )
+)
 ARGS = "megatron.args."
+SCRIPT = "megatron.entrypoint=/my/pretrain.py"
+UNREADABLE = (
+    FileFacts(num_bytes=None),
+    FileFacts(num_bytes=0),
+    FileFacts(num_bytes=9, readable=False),
+    FileFacts(num_bytes=None, is_folder=True),
+)
 FIRST = f"{ARGS}decoder_first_pipeline_num_layers"
 LAST = f"{ARGS}decoder_last_pipeline_num_layers"
 VIRTUAL = f"{ARGS}num_virtual_stages_per_pipeline_rank"
@@ -67,6 +80,9 @@ NS_WITHOUT_QUINTIC = MachineFacts(
     megatron=MegatronFacts(newton_schulz={"quintic": frozenset(), "cans": frozenset({5})})
 )
 TWO_HUNDRED_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=200 * 2**30))
+LARGE_RINGS = MachineFacts(
+    planned=PlannedFacts(host_bytes=200 * 2**30, staging_bytes=200 * 2**30), headroom_bytes=10**11
+)
 HF = f"model=from_hf model.from_hf={Path(__file__).parent / 'hf' / 'qwen3_4b'}"
 
 
@@ -82,16 +98,28 @@ LARGE_PARAMETER = MachineFacts(
 )
 
 
-def on_disk(**changes: object) -> MachineFacts:
-    values: dict[str, object] = {
-        "path": Path("/d/s"),
-        "nearest": Path("/d"),
-        "exists": False,
-        "mount_point": Path("/d"),
-    }
+def on_disks(*each: dict[str, object]) -> MachineFacts:
+    directories = []
+    for number, changes in enumerate(each):
+        root = Path(f"/d{number or ''}")
+        values: dict[str, object] = {
+            "path": root / "s",
+            "nearest": root,
+            "exists": False,
+            "mount_point": root,
+            "device": number,
+        }
+        directories.append(DirectoryFacts(**(values | changes)))  # type: ignore[arg-type]
     return MachineFacts(
-        directory=DirectoryFacts(**(values | changes)), planned=PlannedFacts(needed_bytes=1000)
-    )  # type: ignore[arg-type]
+        directories=tuple(directories), planned=PlannedFacts(directory_bytes=(1000,) * len(each))
+    )
+
+
+def on_disk(**changes: object) -> MachineFacts:
+    return on_disks(changes)
+
+
+TWO = "offload.directory=[/d/s,/d1/s]"
 
 
 @dataclass
@@ -106,7 +134,21 @@ class Case:
 
 CASES = [
     Case("optimizer-family", "optimizer.name=soap"),
-    Case("optimizer-family", "optimizer.name=adaptive_muon"),
+    Case(
+        "adaptive-muon",
+        "optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        "optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        MachineFacts(megatron=MegatronFacts(version="0.19.2", adaptive_muon="no attribute 'scale_mode'")),
+        MachineFacts(megatron=MegatronFacts(version="0.19.2", adaptive_muon="")),
+    ),
+    Case(
+        "plain-muon", "optimizer.name=adaptive_muon", "optimizer.name=adaptive_muon optimizer.layer_wise=true"
+    ),
+    Case(
+        "adaptive-native",
+        f"offload=none optimizer.name=adaptive_muon {ARGS}chunked_optimizer_state_offload=true",
+        "offload=none optimizer.name=adaptive_muon",
+    ),
     Case("optimizer-family", "optimizer.name=adm", "optimizer=adam"),
     Case("plain-muon", "optimizer.name=muon", "optimizer.name=muon optimizer.layer_wise=true"),
     Case("plain-muon", "optimizer.name=muon optimizer.distributed=true", "optimizer=muon"),
@@ -131,6 +173,10 @@ CASES = [
     Case("number-range", "optimizer.muon_num_ns_steps=0"),
     Case("number-range", "launcher.master_port=0"),
     Case("number-range", "model.hidden_size=99999999999"),
+    *(
+        Case("empty-path", f"{key}=")
+        for key in ("run.directory", "checkpoint.directory", "data.cache_directory", "megatron.path")
+    ),
     Case("node-rank", "launcher.nodes=2 launcher.node_rank=2", "launcher.nodes=2 launcher.node_rank=1"),
     Case(
         "meeting-point",
@@ -207,6 +253,15 @@ CASES = [
         replace(TWO_HUNDRED_GB_OF_HOST, headroom_bytes=100 * 10**9),
         replace(ONE_GB_OF_HOST, headroom_bytes=100 * 10**9),
     ),
+    Case(
+        "host-headroom",
+        "offload.host_memory_gb=200",
+        "offload.host_memory_gb=200",
+        replace(TWO_HUNDRED_GB_OF_HOST, headroom_bytes=16 * 10**9, memory_limit_bytes=16 * 2**30),
+        replace(ONE_GB_OF_HOST, headroom_bytes=16 * 10**9, memory_limit_bytes=16 * 2**30),
+    ),
+    Case("host-headroom", "offload.staging_mb=300000", "", LARGE_RINGS, ONE_GB_OF_HOST),
+    Case("host-fits", "offload.staging_mb=300000 cluster=h200_x1", "", LARGE_RINGS, ONE_GB_OF_HOST),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=1"),
     Case("staging", "offload.chunk_mb=64 offload.staging_mb=15", "offload.chunk_mb=64 offload.staging_mb=16"),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=0.5 offload=mapped"),
@@ -261,6 +316,31 @@ CASES = [
         )
         for flag in ("offload_optimizer_states", "chunked-optimizer-state-offload")
     ),
+    Case(
+        "native-layout",
+        "offload=mapped",
+        "offload=mapped megatron.param_layout=false",
+        NATIVE,
+        NATIVE,
+    ),
+    Case("native-layout", "offload=mapped", "offload=mapped", NATIVE, MachineFacts(megatron=MegatronFacts())),
+    Case("native-layout", "offload=mapped", "offload=disk", NATIVE, NATIVE),
+    Case(
+        "unused-offload-keys",
+        "offload=mapped offload.windows=4",
+        "offload=disk offload.windows=4",
+        NATIVE,
+        NATIVE,
+    ),
+    Case(
+        "unused-offload-keys",
+        "offload=mapped offload.host_memory_gb=4",
+        "offload=mapped offload.host_memory_gb=4",
+        NATIVE,
+        MachineFacts(megatron=MegatronFacts()),
+    ),
+    Case("native-contract", "offload=mapped", "offload=disk", CHANGED, CHANGED),
+    Case("native-contract", "offload=mapped", "offload=mapped", CHANGED, NATIVE),
     Case(
         "native-offloader",
         "offload=none megatron.args.chunked_optimizer_state_offload=true",
@@ -326,7 +406,6 @@ CASES = [
     Case("unused-launcher-keys", "launcher.master_address=a", "launcher.master_address=a launcher.nodes=2"),
     Case("unused-checkpoint-keys", "checkpoint.interval=5", "checkpoint.interval=5 checkpoint.directory=/c"),
     Case("unused-checkpoint-keys", "checkpoint.optimizer=false", ""),
-    Case("unused-entrypoint", "megatron.entrypoint=/my/pretrain.py"),
     Case(
         "unused-optimizer-keys", "optimizer=adam megatron.param_layout=false", "megatron.param_layout=false"
     ),
@@ -362,6 +441,47 @@ CASES = [
         MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
         MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
     ),
+    Case(
+        "flag-unknown",
+        f"megatron.args.my_flag=1 {SCRIPT}",
+        f"megatron.args.recompute-granularity=full {SCRIPT}",
+        MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
+        MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
+        Level.NOTE,
+    ),
+    Case("flag-ours", "megatron.args.data_path=/a", f"{SCRIPT} data=script megatron.args.data_path=/a"),
+    Case("flag-ours", f"{SCRIPT} data=script megatron.args.train_iters=3", SCRIPT),
+    *(
+        Case(
+            "entrypoint-file",
+            SCRIPT,
+            SCRIPT,
+            MachineFacts(files={"/my/pretrain.py": bad}),
+            MachineFacts(files={"/my/pretrain.py": FileFacts(num_bytes=5)}),
+        )
+        for bad in UNREADABLE
+    ),
+    Case(
+        "entrypoint-checkout",
+        SCRIPT,
+        f"{SCRIPT} megatron.path=/my",
+        MachineFacts(megatron_beside_script="/my"),
+        MachineFacts(megatron_beside_script="/my"),
+    ),
+    Case(
+        "entrypoint-checkout",
+        f"{SCRIPT} megatron.path=/your",
+        SCRIPT,
+        MachineFacts(megatron_beside_script="/my"),
+    ),
+    Case("script-words", "megatron.script_args=[--a]", f"{SCRIPT} megatron.script_args=[--a,3]"),
+    Case(
+        "script-words",
+        f"{SCRIPT} megatron.script_args=[--num-layers,3]",
+        f"{SCRIPT} megatron.script_args=[lr]",
+    ),
+    Case("script-words", f"{SCRIPT} 'megatron.script_args=[\"--train_iters=9\"]'"),
+    Case("data-script", "data=script", f"data=script {SCRIPT}"),
     Case("world-size", "launcher.ranks_per_node=3", "launcher.ranks_per_node=6"),
     Case("world-size", "launcher.nodes=3 launcher.ranks_per_node=1 parallel.tp=2"),
     Case("expert-world-size", "launcher.ranks_per_node=6", "launcher.ranks_per_node=8"),
@@ -456,6 +576,15 @@ CASES = [
         "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4",
         "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=1",
     ),
+    *(
+        Case("pipeline-layout", f"parallel.pp=2 '{ARGS}pipeline_model_parallel_layout=\"{bad}\"'")
+        for bad in ("Ett|ttx", "Ett|tL", "Et*3|(t|)*1L", "E(t)*99999999|tL", f"Et*{'9' * 5000}|L")
+    ),
+    Case(
+        "virtual-pipeline",
+        f"parallel.pp=2 {VIRTUAL}=2 {FIRST}=1",
+        f"parallel.pp=2 {VIRTUAL}=2 {FIRST}=2",
+    ),
     Case(
         "virtual-batches",
         f"parallel.pp=2 train.global_batch=2 {VIRTUAL}=2",
@@ -493,7 +622,6 @@ CASES = [
     Case("query-groups", "model.num_query_groups=3", "model.num_query_groups=2"),
     Case("top-k", "model.moe.topk=300"),
     Case("unused-expert-keys", "model=tiny_dense model.moe.topk=3", "model.moe.topk=3"),
-    Case("uneven-pipeline", "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4", "parallel.pp=2"),
     Case(
         "uneven-pipeline",
         "model.num_layers=5 parallel.pp=3 parallel.decoder_first_pipeline_num_layers=2",
@@ -557,6 +685,7 @@ CASES = [
     Case("expert-layers", "'model.moe.layer_freq=\"[2]*4\"'", "'model.moe.layer_freq=\"[1,0,1,0]\"'"),
     Case("grouped-gemm", "device=cpu model.moe.grouped_gemm=true", "device=cuda model.moe.grouped_gemm=true"),
     Case("data-named", "data=text", "data=text data.paths=[/a]"),
+    Case("data-named", "data=chat", "data=chat data.paths=[/a]"),
     Case("data-named", "data=indexed", "data=indexed data.prefix=/a"),
     Case("data-unused", "data.paths=[/a]"),
     Case("data-unused", "data.prefix=/a", "data=indexed data.prefix=/a"),
@@ -573,6 +702,8 @@ CASES = [
         )
     ),
     Case("vocabulary", "data=indexed data.prefix=/a", "data=indexed data.prefix=/a model.vocab_size=99"),
+    Case("data-flags", f"{ARGS}sft=true", f"{ARGS}sft=true {SCRIPT}"),
+    Case("vocabulary", f"data=script {SCRIPT}", f"data=script {SCRIPT} model.vocab_size=99"),
     Case("vocabulary", "model.vocab_size=256", "model.vocab_size=257"),
     *(
         Case(
@@ -582,17 +713,22 @@ CASES = [
             MachineFacts(files={"/a": bad}),
             MachineFacts(files={"/a": FileFacts(num_bytes=5)}),
         )
-        for bad in (
-            FileFacts(num_bytes=None),
-            FileFacts(num_bytes=0),
-            FileFacts(num_bytes=9, readable=False),
-            FileFacts(num_bytes=None, is_folder=True),
-        )
+        for bad in UNREADABLE
     ),
     Case(
         "data-files",
         "data=indexed data.prefix=/a",
         bad_facts=MachineFacts(files={"/a.bin": FileFacts(num_bytes=3), "/a.idx": FileFacts(num_bytes=None)}),
+    ),
+    Case(
+        "data-content",
+        "data=chat data.paths=[/a]",
+        "data=chat data.paths=[/a]",
+        MachineFacts(data_problems=(Problem(what="/a line 2 is not JSON."),)),
+        # Told once, by data-files.
+        MachineFacts(
+            files={"/a": FileFacts(num_bytes=0)}, data_problems=(Problem(what="data.paths: /a is empty."),)
+        ),
     ),
     Case("mock-data", "data=mock", level=Level.NOTE),
     Case("found", "", bad_facts=MachineFacts(problems=(Problem(what="megatron-core is missing."),))),
@@ -659,6 +795,51 @@ CASES = [
     Case("directory-writable", "", "", on_disk(writable=False, exists=True), on_disk(exists=True)),
     Case("directory-keeps", "", "", on_disk(write_error="came back changed"), on_disk(write_error="")),
     Case("directory-space", "", "", on_disk(free_bytes=999), on_disk(free_bytes=1000)),
+    Case("directory-space", TWO, TWO, on_disks({"free_bytes": 1000}, {"free_bytes": 999}), on_disk()),
+    # Each filesystem by itself, and one that two of them share by what both need.
+    Case(
+        "directory-space",
+        TWO,
+        TWO,
+        on_disks({"free_bytes": 1999}, {"free_bytes": 1999, "device": 0}),
+        on_disks({"free_bytes": 1000}, {"free_bytes": 1000}),
+    ),
+    Case("directory-list", "offload.directory=[/d/s,/d/s]", TWO),
+    Case("directory-list", "offload.directory=[/d/s,/e,/d//s]", "offload.directory=[/d/s,/d/s] offload=host"),
+    Case("directory-list", "'offload.directory=[]'", TWO),
+    Case(
+        "directory-absolute",
+        "offload.directory=[/d/s,a,b/c]",
+        TWO,
+        MachineFacts(working_directory=Path("/h")),
+    ),
+    Case("directory-memory", TWO, TWO, on_disks({}, {"is_memory": True, "kind": "tmpfs"}), on_disks({}, {})),
+    Case("directory-writable", TWO, TWO, on_disks({}, {"writable": False}), on_disks({}, {})),
+    Case("directory-drives", TWO, TWO, on_disks({}, {"device": 0}), on_disks({}, {}), Level.WARNING),
+    Case(
+        "directory-speed",
+        TWO,
+        TWO,
+        on_disks({"bytes_per_s": 5e9}, {"bytes_per_s": 3e9}),
+        on_disks({"bytes_per_s": 5e9}, {"bytes_per_s": 4.5e9}),
+        Level.NOTE,
+    ),
+    Case(
+        "directory-root",
+        "offload.directory=/d/s",
+        "",
+        on_disk(mount_point=Path("/")),
+        on_disk(mount_point=Path("/")),
+        Level.WARNING,
+    ),
+    Case(
+        "directory-root",
+        TWO,
+        TWO,
+        on_disks({}, {"mount_point": Path("/")}),
+        on_disks({}, {"mount_point": Path("/"), "exists": True}),
+        Level.WARNING,
+    ),
     Case("directory-network", "", "", on_disk(is_network=True, kind="nfs4"), on_disk(), Level.WARNING),
     Case("directory-overlay", "", "", on_disk(kind="overlay"), on_disk(), Level.NOTE),
     Case("direct-io", "", "", on_disk(direct_io=False), on_disk(direct_io=True), Level.WARNING),
@@ -706,7 +887,9 @@ def test_pasting_the_fix_makes_the_rule_pass(case: Case) -> None:
             assert not problem.fix or "=" not in problem.fix.split()[0] or problem.fix.endswith("=...")
             continue
         # Facts follow the directory and the plan: another one is judged on a machine that has it.
-        follows = problem.fix.startswith(("offload.directory=", "offload.engine=", "offload.host_memory_gb="))
+        follows = problem.fix.startswith(
+            ("offload.directory=", "offload.engine=", "offload.host_memory_gb=", "offload.staging_mb=")
+        )
         facts = case.good_facts if follows else case.bad_facts
         fixed = " ".join([case.bad, *map(shlex.quote, pasted)])
         assert problem.what not in {left.what for left in found_by(case, fixed, facts)}
@@ -747,6 +930,17 @@ def test_what_only_the_machine_can_tell_is_a_note_for_a_run_meant_for_elsewhere(
     assert levels["fraction-range"] is Level.ERROR
 
 
+def test_memory_that_is_not_there_is_told_with_what_takes_it_and_what_to_lower() -> None:
+    composition = composed("offload.staging_mb=300000")
+    (rings,) = rule_named("host-headroom")(composition.config, composition.written, LARGE_RINGS)
+    assert "200.00 GiB of it staging rings" in rings.what
+    assert rings.fix == "offload.staging_mb=192"
+    facts = replace(TWO_HUNDRED_GB_OF_HOST, headroom_bytes=15 * 2**30, memory_limit_bytes=16 * 2**30)
+    (budget,) = rule_named("host-headroom")(composition.config, composition.written, facts)
+    assert "under its control group's limit of 16.00 GiB" in budget.what
+    assert budget.fix == "offload.host_memory_gb=0"
+
+
 def test_errors_are_told_before_warnings_and_notes() -> None:
     composition = composed("data=mock offload.chunk_mb=0 offload.windows=0")
     levels = [p.level for p in check(composition.config, composition.written, NOTHING_KNOWN)]
@@ -757,10 +951,10 @@ def test_errors_are_told_before_warnings_and_notes() -> None:
 def test_a_disk_that_is_too_small_is_told_with_path_needed_and_free_and_does_not_fit() -> None:
     composition = composed("")
     facts = MachineFacts(
-        directory=DirectoryFacts(
-            path=Path("/m/s"), nearest=Path("/m"), mount_point=Path("/m"), free_bytes=2**26
+        directories=(
+            DirectoryFacts(path=Path("/m/s"), nearest=Path("/m"), mount_point=Path("/m"), free_bytes=2**26),
         ),
-        planned=PlannedFacts(needed_bytes=2**28),
+        planned=PlannedFacts(directory_bytes=(2**28,)),
     )
     (problem,) = refuses(check(composition.config, composition.written, facts))
     assert problem.exit_code == 3

@@ -69,7 +69,10 @@ def test_a_rank_that_quietly_keeps_its_state_in_memory_fails_the_run(tmp_path: P
 
 def test_a_killed_rank_leaves_no_process_and_no_bytes(tmp_path: Path, directory: Path) -> None:
     folder = tmp_path / "run"
-    words = command(folder, *DP2, *state(directory), "train.steps=5000")
+    # A killed rank cannot remove its folders, which three directories for two ranks give it three of.
+    directories = [f"{directory}", f"{directory}-b", f"{directory}-c"]
+    striped = f"offload.directory=[{','.join(directories)}]"
+    words = command(folder, *DP2, "offload=disk", striped, "train.steps=5000")
     process = subprocess.Popen(
         words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
     )
@@ -77,7 +80,7 @@ def test_a_killed_rank_leaves_no_process_and_no_bytes(tmp_path: Path, directory:
         run = Run(folder=folder, exit_code=0, output="", seconds=0)
         assert fake_torchrun.wait_until(lambda: len(run.records(1)) > 2, timeout_s=150)
         pid = run.reports[1].pid
-        assert _state_files(directory) >= 2
+        assert _state_files(directory) >= 6
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
         output, _ = process.communicate(timeout=60)
@@ -89,7 +92,7 @@ def test_a_killed_rank_leaves_no_process_and_no_bytes(tmp_path: Path, directory:
     assert "rank 1 died of signal 9 (SIGKILL)" in output
     assert fake_torchrun.processes_of(tmp_path) == []
     assert _state_files(directory) == 0
-    assert not directory.exists()
+    assert not any(Path(each).exists() for each in directories)
 
 
 def _state_files(directory: Path) -> int:

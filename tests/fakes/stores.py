@@ -29,6 +29,10 @@ class WrappedStore(Store):
         self.reads: list[Extent] = []
         self.writes: list[Extent] = []
 
+    @property
+    def parts(self) -> Sequence[Store]:
+        return self.inner.parts
+
     def view_address(self) -> int:
         return self.inner.view_address()
 

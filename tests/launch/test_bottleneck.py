@@ -76,7 +76,7 @@ def test_the_slowest_rank_is_told_with_its_rates() -> None:
     ("asked", "advice"),
     [
         (config(), "offload.host_memory_gb=auto"),
-        (config(host_memory_gb="4"), "train.global_batch=16, or a directory on faster drives"),
+        (config(host_memory_gb="4"), "train.global_batch=16, or offload.directory on more drives"),
         (config(Engine.mapped), "offload.engine=disk"),
     ],
 )

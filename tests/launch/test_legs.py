@@ -44,12 +44,17 @@ def test_no_leg_touches_the_folders_of_the_real_run() -> None:
         made = leg(CONFIG, SCRATCH)
         places = (
             made.run.directory,
-            made.offload.directory,
+            *(made.offload.directory or [""]),
             made.checkpoint.directory or "/scratch",
             made.resume.source or "/scratch",
         )
         assert all(str(place).startswith("/scratch") for place in places)
         assert made.run.digest
+
+
+def test_a_leg_has_as_many_state_folders_as_the_real_run() -> None:
+    config = compose("tiny", ["offload.directory=[/nvme0/a,/nvme1/a]"]).config
+    assert straight_leg(config, SCRATCH).offload.directory == ["/scratch/state_0", "/scratch/state_1"]
 
 
 def test_the_killed_leg_has_saved_before_it_dies_and_the_resumed_one_starts_there() -> None:

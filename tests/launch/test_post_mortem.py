@@ -97,6 +97,21 @@ def test_sigbus_is_told_as_a_full_filesystem() -> None:
     assert "0 B free in /nvme" in found.cause
 
 
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("EROFS (Read-only file system)", "became read-only"),
+        ("EIO (Input/output error)", "the drive reports errors"),
+        ("ENOSPC (No space left on device)", "a filesystem is full"),
+    ],
+)
+def test_what_a_drive_said_is_told_with_what_to_do(cause: str, words: str) -> None:
+    error = f"StoreError: write of 8.00 MiB at offset 0 in the store in /nvme failed: {cause}"
+    found = explain(evidence(torchrun_log((2, 1), (0, -15)), reports={2: report(2, error)}))
+    assert words in found.cause
+    assert "offload.directory" in found.cause
+
+
 @pytest.mark.parametrize("secondary", [LOST, CLOSED, "DistNetworkError: Broken pipe"])
 def test_a_rank_that_lost_its_peer_is_never_named_first(secondary: str) -> None:
     # Torchrun saw rank 0 first: its error came through a socket faster than rank 3's own exit.

@@ -10,6 +10,7 @@ import pytest
 
 import muon_offload_cli
 from muon_offload_cli.errors import UserError
+from muon_offload_cli.megatron.attach import make_settings
 
 
 @pytest.fixture
@@ -34,15 +35,30 @@ def test_only_the_layer_wise_builder_sees_the_new_class(module: ModuleType, tmp_
     assert module.Float16OptimizerWithFloat16Params is Float16OptimizerWithFloat16Params
 
 
-def test_the_second_installation_replaces_the_first(module: ModuleType, tmp_path: Path) -> None:
-    first = muon_offload_cli.install(directory=tmp_path)
-    second = muon_offload_cli.install(engine="host")
-    base = second.close.__self__._base
-    assert base is first._base
-    first.close()
-    assert issubclass(module.Float16OptimizerWithFloat16Params, base)
-    assert module.Float16OptimizerWithFloat16Params is not base
-    second.close()
+def test_a_list_of_directories_is_shared_by_the_ranks_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = [tmp_path / "a", tmp_path / "b"]
+    monkeypatch.setenv("LOCAL_RANK", "3")
+
+    def used(directory: object, ranks: int) -> tuple[Path, ...]:
+        given = make_settings(
+            directory=directory,  # type: ignore[arg-type]
+            engine="disk",
+            chunk_mb=1,
+            fraction=1,
+            host_memory_gb=0,
+            ranks_per_node=ranks,
+            windows=2,
+        )
+        return given.directories
+
+    assert used(both, 4) == (both[1],)
+    assert used(both, 1) == used(both, 3) == tuple(both)
+    assert used(both[0], 4) == used(str(both[0]), 1) == (both[0],)
+    for wrong in ([], [both[0], "relative"], [both[0], both[0]]):
+        with pytest.raises(UserError, match="list of such folders, each once"):
+            used(wrong, 2)
 
 
 def test_all_wrong_arguments_are_told_at_once(module: ModuleType) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from muon_offload_cli.machine.numa import NearDevice
 from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.substitute import Substitutions
@@ -62,7 +63,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
 @pytest.fixture
 def offloader(tmp_path: Path) -> Iterator[StateOffloader]:
     given = settings(directory_on_a_drive(tmp_path) / "state", windows=2, host_bytes=20_000)
-    made = StateOffloader(PARAMETERS, given, CPU)
+    made = StateOffloader(PARAMETERS, given, CPU, near_device=NearDevice(note="not placed near a GPU"))
     yield made
     made.close()
 
@@ -89,6 +90,7 @@ def test_each_step_that_swept_counts_as_taken_from_the_backend(
                 sweep(offloader, number)
                 offloader.synchronize()
             loop.step(number)
+        offloader.stores[Tier.DISK].slowest_s = 6.25
         observer.finish(digest=False)
         observer.close()
     steps = records(tmp_path)
@@ -104,6 +106,8 @@ def test_each_step_that_swept_counts_as_taken_from_the_backend(
     report = RankReport.read(tmp_path / "report.json")
     assert (report.steps, report.steps_from_backend, report.finished) == (3, 2, True)
     assert report.gpu_bytes == 0
+    stalled = f"{tmp_path / 'state'} took 6.2 s for one request: the drive stalled, and a step waited"
+    assert report.notes[-2:] == ["not placed near a GPU", stalled]
     assert (report.disk_bytes, report.host_bytes) == (disk, offloader.stored_bytes(Tier.HOST))
     assert (report.engine, report.direct_io) == ("disk", offloader.stores[Tier.DISK].direct)
     line = capsys.readouterr().out.splitlines()[0]

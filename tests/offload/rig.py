@@ -15,6 +15,7 @@ from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.store import Store
+from muon_offload_cli.storage.striped import StripedStore
 
 CPU = torch.device("cpu")
 THREAD_NAMES = ("muon-",)
@@ -40,7 +41,7 @@ CHUNK_BYTES = 12 * 1024
 def settings(directory: Path, engine: str = "disk", **more: object) -> OffloadSettings:
     """Settings that cut `PARAMETERS` into many chunks and chunks into several pieces."""
     given: dict[str, object] = {"chunk_bytes": CHUNK_BYTES, "io_threads": 2, "staging_bytes": 64 * 1024}
-    return OffloadSettings(engine=engine, directory=directory, **given | more)  # type: ignore[arg-type]
+    return OffloadSettings(engine=engine, **{"directories": (directory,)} | given | more)  # type: ignore[arg-type]
 
 
 class Model:
@@ -115,8 +116,12 @@ def opening(wrap: Callable[[Store], Store], tier: Tier = Tier.DISK) -> OpenStore
         if which is Tier.HOST:
             store: Store = MemoryStore(size, pin=pinned)
         else:
-            assert given.directory is not None
-            store = DirectStore(given.directory, size)
+            several = len(given.directories) > 1
+            store = (
+                StripedStore(given.directories, size, DirectStore)
+                if several
+                else DirectStore(given.directories[0], size)
+            )
         return wrap(store) if which is tier else store
 
     return open_store

@@ -12,9 +12,23 @@ import pytest
 from muon_offload_cli.offload.offloader import StateOffloader
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.storage.direct import DirectStore
+from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.store import Store, StoreError
-from tests.fakes.stores import FailingStore, ShortStore, SlowStore, failing_calls
-from tests.offload.rig import CPU, PARAMETERS, closed_in_time, fill, opening, our_threads, settings, sweep
+from muon_offload_cli.storage.striped import StripedStore
+from muon_offload_cli.storage.system_calls import SYSTEM
+from tests.fakes.stores import FailingStore, ShortStore, SlowStore, WrappedStore, failing_calls
+from tests.offload.rig import (
+    CPU,
+    PARAMETERS,
+    Model,
+    closed_in_time,
+    differences,
+    fill,
+    opening,
+    our_threads,
+    settings,
+    sweep,
+)
 
 SWEEPS = 4
 Wrap = Callable[[Store], Store]
@@ -112,20 +126,101 @@ def test_faults_reach_the_training_thread_whatever_is_waiting_for_whom(
 
 
 @pytest.mark.parametrize(("call", "operation"), [("preadv", "read"), ("pwritev", "write")])
-def test_the_errno_of_the_system_call_is_what_is_raised(directory: Path, call: str, operation: str) -> None:
+@pytest.mark.parametrize("name", ["EREMOTEIO", "ENOSPC", "EROFS"])
+def test_the_errno_of_the_system_call_is_what_is_raised(
+    directory: Path, call: str, operation: str, name: str
+) -> None:
     given = settings(directory)
-    calls = failing_calls(call, errno.EREMOTEIO, after=9)
+    calls = failing_calls(call, getattr(errno, name), after=9)
     offloader = StateOffloader(
         PARAMETERS,
         given,
         CPU,
         open_store=lambda tier, given, size, pinned: DirectStore(directory, size, calls=calls),
     )
-    with closed_in_time(offloader), pytest.raises(StoreError, match="EREMOTEIO") as caught:
+    with closed_in_time(offloader), pytest.raises(StoreError, match=name) as caught:
         fill(offloader)
         for number in range(SWEEPS):
             sweep(offloader, number)
-    assert (caught.value.errno, caught.value.operation) == (errno.EREMOTEIO, operation)
+    assert (caught.value.errno, caught.value.operation) == (getattr(errno, name), operation)
+
+
+class LateStore(WrappedStore):
+    """Answers one request, of a kind to be named, only when it is told to."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.late = ""
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def _read(self, extent: Extent, target: memoryview) -> None:
+        self._be_late("read")
+        super()._read(extent, target)
+
+    def _write(self, extent: Extent, source: memoryview) -> None:
+        self._be_late("write")
+        super()._write(extent, source)
+
+    def _be_late(self, operation: str) -> None:
+        if self.late == operation and not self.asked.is_set():
+            self.asked.set()
+            self.answer.wait(30)
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_a_drive_that_answers_late_holds_the_step_up_and_changes_nothing(
+    directory: Path, operation: str
+) -> None:
+    stores: list[LateStore] = []
+
+    def wrap(store: Store) -> Store:
+        stores.append(LateStore(store))
+        return stores[0]
+
+    offloader = StateOffloader(PARAMETERS, settings(directory, windows=2), CPU, open_store=opening(wrap))
+    model = Model()
+    with closed_in_time(offloader):
+        fill(offloader)
+        model.fill()
+        stores[0].late = operation
+
+        def train() -> None:
+            for number in range(SWEEPS):
+                sweep(offloader, number)
+            offloader.synchronize()
+
+        thread = threading.Thread(target=train, daemon=True)
+        thread.start()
+        assert stores[0].asked.wait(10)
+        # Every step needs every chunk back, so nothing can end before the answer.
+        assert thread.is_alive()
+        stores[0].answer.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        for number in range(SWEEPS):
+            model.step(number)
+        assert differences(offloader, model) == []
+
+
+def test_a_fault_of_one_directory_of_several_names_it(directory: Path) -> None:
+    both = (directory, directory.with_name("state-b"))
+
+    def open_part(path: Path, size: int) -> DirectStore:
+        calls = failing_calls("preadv", errno.EIO, after=9) if path == both[1] else SYSTEM
+        return DirectStore(path, size, calls=calls)
+
+    offloader = StateOffloader(
+        PARAMETERS,
+        settings(directory, directories=both),
+        CPU,
+        open_store=lambda tier, given, size, pinned: StripedStore(given.directories, size, open_part),
+    )
+    with closed_in_time(offloader), pytest.raises(StoreError, match="EIO") as caught:
+        fill(offloader)
+        for number in range(SWEEPS):
+            sweep(offloader, number)
+    assert caught.value.path == str(both[1])
+    assert not both[1].exists()
 
 
 def test_a_fault_is_raised_again_by_every_later_call(directory: Path) -> None:

@@ -25,6 +25,7 @@ def mount(free_bytes: int, point: str = "/mnt/nvme0") -> Mount:
         directory=Path(point, "state"),
         existing=Path(point),
         mount_point=point,
+        device=hash(point),
         kind="xfs",
         is_memory=False,
         is_network=False,
@@ -37,7 +38,13 @@ def mount(free_bytes: int, point: str = "/mnt/nvme0") -> Mount:
 def fit(
     free_bytes: int, *, others: tuple[Mount, ...] = (), memory: int = 100 * GIB, checkpoints: int = 0
 ) -> Fit:
-    place = Place(mount=mount(free_bytes), others=others, headroom_bytes=memory, checkpoints_here=checkpoints)
+    place = Place(
+        mounts=[mount(free_bytes)],
+        others=others,
+        headroom_bytes=memory,
+        checkpoints=checkpoints,
+        checkpoint_device=mount(0).device,
+    )
     return judge_fit(PLANNER.plan(), place, SETTINGS, PLANNER.plan)
 
 
@@ -93,15 +100,48 @@ def test_nothing_is_advised_that_this_machine_cannot_do() -> None:
 def test_host_memory_that_is_not_there_is_told(words: tuple[str, ...], fix: str) -> None:
     run = planner("tiny", *WORDS, *words)
     settings = offload_settings(config("tiny", *WORDS, *words))
-    place = Place(mount=mount(10 * NEEDED), others=(), headroom_bytes=8 * GIB)
+    place = Place(mounts=[mount(10 * NEEDED)], others=(), headroom_bytes=8 * GIB)
     (problem,) = judge_fit(run.plan(settings), place, settings, run.plan).problems
     assert problem.fix == fix
 
 
+TWO = ("offload.directory=[/mnt/nvme0/state,/mnt/nvme1/state]",)
+DIRECTORIES = planner("tiny", *WORDS, *TWO)
+
+
+def fit_of_two(first: int, second: int, *, same: bool = False) -> Fit:
+    mounts = [mount(first, "/mnt/nvme0"), mount(second, "/mnt/nvme1")]
+    if same:
+        mounts[1] = replace(mounts[1], device=mounts[0].device)
+    place = Place(mounts=mounts, others=(), headroom_bytes=None)
+    return judge_fit(DIRECTORIES.plan(), place, SETTINGS, DIRECTORIES.plan)
+
+
+def test_each_filesystem_needs_room_for_its_own_ranks_alone() -> None:
+    first, second = DIRECTORIES.plan().heaviest_node.by_directory(2)
+    assert first + second == NEEDED
+    assert fit_of_two(first, second).fits
+    (problem,) = fit_of_two(first, second - 1).problems
+    assert "/mnt/nvme1" in problem.what
+    assert "/mnt/nvme0" not in problem.what
+
+
+def test_two_directories_on_one_filesystem_need_their_sum() -> None:
+    assert fit_of_two(NEEDED, NEEDED, same=True).fits
+    (problem,) = fit_of_two(NEEDED - 1, NEEDED - 1, same=True).problems
+    assert "(offload.directory=/mnt/nvme0/state, /mnt/nvme1/state)" in problem.what
+
+
+def test_a_full_directory_is_left_out_only_if_the_others_hold_all() -> None:
+    (problem,) = fit_of_two(NEEDED, 0).problems
+    assert "offload.directory=/mnt/nvme0/state;" in problem.fix + ";"
+    (problem,) = fit_of_two(NEEDED - 1, 0).problems
+    assert "offload.directory=/mnt/nvme0/state" not in problem.fix
+
+
 def test_a_cluster_is_judged_by_its_file() -> None:
     known = cluster_place(config("tiny", "cluster=h200_x8"))
-    assert known.mount is not None
-    assert known.mount.free_bytes == 8 * 3_840_000_000_000
+    assert known.mounts[0].free_bytes == 8 * 3_840_000_000_000
     unknown = cluster_place(config("tiny", "cluster=local"))
-    assert unknown.mount is None
+    assert unknown.mounts == []
     assert judge_fit(PLANNER.plan(), unknown, SETTINGS, PLANNER.plan).fits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.rank import rank_figures
+from muon_offload_cli.storage.stripes import Stripes
 from muon_offload_cli.units import MIB
 from tests.planner.plans import planner, tensor
 
@@ -110,6 +112,25 @@ def test_engines_differ_in_where_state_and_buffers_are() -> None:
         (0, 0),
     ]
     assert host.traffic.written == none.traffic.written == 0
+
+
+def test_a_striped_rank_opens_a_file_a_directory_and_maps_every_stripe() -> None:
+    given = replace(SETTINGS, directories=(Path("/a"), Path("/b"), Path("/c")))
+    own = rank_figures(OWNED, held_elements=0, adam_elements=0, settings=given)
+    assert (own.open_files, own.maps) == (3, 2 + Stripes(size=own.disk_bytes, files=3).count)
+
+
+def test_adaptive_muon_has_a_third_of_its_state_in_second_moments() -> None:
+    plans = [
+        planner("tiny", "optimizer=muon", f"optimizer.name={name}").plan()
+        for name in ("muon", "adaptive_muon")
+    ]
+    plain, own = (plan.heaviest.figures for plan in plans)
+    assert (plain.second_moment_bytes, own.second_moment_bytes) == (0, own.muon_parameters * 4)
+    assert own.muon_state_bytes == own.muon_parameters * 12
+    assert own.largest_bytes * 2 == plain.largest_bytes * 3
+    assert own.disk_bytes >= own.muon_state_bytes
+    assert plans[1].checkpoint_bytes - plans[0].checkpoint_bytes == plans[0].muon_parameters * 4
 
 
 @given(st.lists(st.integers(1, 10**6), max_size=60), st.integers(0, 4), st.integers(2, 4), st.floats(0, 1))

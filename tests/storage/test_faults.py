@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,12 +110,43 @@ def test_a_call_that_moves_nothing_is_an_error_and_no_endless_loop(
 
 
 @pytest.mark.parametrize("left", [EXTENT.offset + 5 * ALIGNMENT, EXTENT.offset + 5 * ALIGNMENT + 100, 0])
-def test_a_file_cut_behind_our_back_is_an_error_on_read(make: Make, source: memoryview, left: int) -> None:
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_a_file_cut_behind_our_back_is_an_error_and_is_not_made_long_again(
+    make: Make, source: memoryview, left: int, operation: str
+) -> None:
     with make(SYSTEM) as store:
         store.write_from(EXTENT, source)
         os.ftruncate(store.fd, left)
-        with pytest.raises(StoreError, match=f"the file ends there.*file size {left}"):
-            store.read_into(EXTENT, source)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=f"cut behind our back: {left} of {SIZE} bytes are left"):
+                _do(store, operation, source)
+
+
+def test_a_read_that_meets_the_end_of_the_file_says_so(make: Make, source: memoryview) -> None:
+    # As when the file is cut between the look at its size and the read.
+    with (
+        make(replace(SYSTEM, preadv=lambda *_: 0)) as store,
+        pytest.raises(StoreError, match=f"the file ends there.*file size {SIZE}"),
+    ):
+        store.read_into(EXTENT, source)
+
+
+def test_a_drive_that_answers_after_five_seconds_is_waited_for_and_remembered(
+    make: Make, source: memoryview, target: memoryview
+) -> None:
+    now = 100.0
+
+    def pwritev(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        nonlocal now
+        now += 5.0 if now == 100.0 else 0.01
+        return SYSTEM.pwritev(fd, buffers, offset)
+
+    with make(replace(SYSTEM, pwritev=pwritev, monotonic=lambda: now)) as store:
+        for _ in range(2):
+            store.write_from(EXTENT, source)
+        store.read_into(EXTENT, target)
+        assert target == source
+        assert store.slowest_s == 5.0
 
 
 def test_a_failed_flush_is_an_error(make: Make, source: memoryview) -> None:

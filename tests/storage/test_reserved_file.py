@@ -14,6 +14,7 @@ import pytest
 
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.machine.anonymous_file import open_anonymous
+from muon_offload_cli.machine.filesystem import inspect
 from muon_offload_cli.storage.buffer import HostBuffer
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent
@@ -66,6 +67,18 @@ def test_a_directory_of_the_users_own_stays_as_it_was(directory: Path) -> None:
     directory.mkdir(mode=0o755)
     create_reserved(directory, MIB, direct=True).close()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o755
+
+
+def test_a_directory_that_has_to_be_made_on_the_root_filesystem_is_told(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_root = inspect(directory.parent).mount_point == "/"
+    create_reserved(directory, MIB, direct=True).close()
+    assert [str(directory) in text for text in caplog.messages] == [True] * on_root
+    caplog.clear()
+    directory.mkdir()
+    create_reserved(directory, MIB, direct=True).close()
+    assert caplog.messages == []
 
 
 def test_a_directory_that_holds_other_files_is_not_removed(directory: Path) -> None:

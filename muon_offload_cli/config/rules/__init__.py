@@ -9,7 +9,9 @@ from muon_offload_cli.config.rules import (
     checkpoint,
     chunks,
     data,
+    directories,
     directory,
+    entry_point,
     exclusive,
     family,
     flags,
@@ -56,6 +58,7 @@ _SUBJECTS = (
     exclusive,
     checkpoint,
     flags,
+    entry_point,
     unread,
     topology,
     pipeline,
@@ -65,6 +68,7 @@ _SUBJECTS = (
     data,
     machine,
     directory,
+    directories,
 )
 
 

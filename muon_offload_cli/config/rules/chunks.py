@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import LARGEST, in_range
+from muon_offload_cli.config.rules.settings import in_range
 from muon_offload_cli.config.schema import Config, Engine
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.units import GIB, MIB, format_bytes
 
 DEFAULT_CHUNK_MB = 512
+DEFAULT_STAGING_MB = 192
 # Size of one disk request (offload/settings.py, PIECE_BYTES).
 REQUEST_MB = 8
 
@@ -81,19 +81,31 @@ def windows(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
 @rule(name="host-memory", reason="The host-memory budget is a number of GiB, or auto.")
 def host_memory(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a budget that is neither."""
-    text = config.offload.host_memory_gb
-    if text == "auto":
-        return
-    try:
-        value = float(text)
-    except (ValueError, OverflowError):
-        value = math.nan
-    if not 0 <= value <= LARGEST:
+    value = config.offload.host_memory_gib
+    if value is not None and not in_range(value, 0):
         yield Problem(
-            what=f"offload.host_memory_gb={text[:80]} is neither a number of GiB nor auto.",
+            what=f"offload.host_memory_gb={config.offload.host_memory_gb[:80]} is neither a number of GiB "
+            "nor auto.",
             fix="offload.host_memory_gb=auto",
             keys=("offload.host_memory_gb",),
         )
+
+
+def _held(config: Config, facts: MachineFacts) -> str:
+    planned = facts.planned
+    rings = f" ({format_bytes(planned.staging_bytes)} of it staging rings)" if planned.staging_bytes else ""
+    ranks = config.launcher.ranks_per_node
+    return f"{ranks} ranks would hold {format_bytes(planned.host_bytes or 0)}{rings} in host memory"
+
+
+def _held_less(config: Config, facts: MachineFacts, room: int) -> str:
+    """Name what to lower: the rings if they alone are too large, else the budget."""
+    if config.offload.engine is Engine.host:
+        return "offload.engine=disk"
+    if facts.planned.staging_bytes <= room:
+        return "offload.host_memory_gb=0"
+    share = room // config.launcher.ranks_per_node // MIB
+    return f"offload.staging_mb={max(2 * REQUEST_MB, min(DEFAULT_STAGING_MB, share))}"
 
 
 @rule(name="host-fits", reason="The kernel kills a rank that takes more memory than its node has.")
@@ -102,12 +114,11 @@ def host_fits(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
     has_gb, needed = config.cluster.host_memory_gb, facts.planned.host_bytes
     if has_gb is None or needed is None or not in_range(has_gb, 0) or needed <= has_gb * GIB:
         return
-    disk = config.offload.engine in (Engine.disk, Engine.mapped)
     yield Problem(
-        what=f"{config.launcher.ranks_per_node} ranks would hold {format_bytes(needed)} in host memory, and "
-        f"a node of cluster={config.cluster.name} has {format_bytes(has_gb * GIB)}.",
-        fix="offload.host_memory_gb=0" if disk else "offload.engine=disk",
-        keys=("offload.host_memory_gb", "offload.engine", "cluster.host_memory_gb"),
+        what=f"{_held(config, facts)}, and a node of cluster={config.cluster.name} has "
+        f"{format_bytes(has_gb * GIB)}.",
+        fix=_held_less(config, facts, round(has_gb * GIB)),
+        keys=("offload.host_memory_gb", "offload.staging_mb", "offload.engine", "cluster.host_memory_gb"),
         exit_code=3,
     )
 
@@ -122,12 +133,12 @@ def host_headroom(config: Config, written: Set[str], facts: MachineFacts) -> Ite
     room, needed = facts.headroom_bytes, facts.planned.host_bytes
     if room is None or needed is None or needed <= room:
         return
-    disk = config.offload.engine in (Engine.disk, Engine.mapped)
+    limit = facts.memory_limit_bytes
+    under = f" under its control group's limit of {format_bytes(limit)}" if limit else ""
     yield Problem(
-        what=f"{config.launcher.ranks_per_node} ranks would hold {format_bytes(needed)} in host memory, and "
-        f"this machine can still give {format_bytes(room)}.",
-        fix="offload.host_memory_gb=0" if disk else "offload.engine=disk",
-        keys=("offload.host_memory_gb", "offload.engine"),
+        what=f"{_held(config, facts)}, and this machine can still give {format_bytes(room)}{under}.",
+        fix=_held_less(config, facts, room),
+        keys=("offload.host_memory_gb", "offload.staging_mb", "offload.engine"),
         exit_code=3,
     )
 

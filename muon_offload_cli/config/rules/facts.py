@@ -14,7 +14,7 @@ from muon_offload_cli.errors import Problem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DirectoryFacts:
-    """The offload directory as it will be used.
+    """One offload directory as it will be used.
 
     Attributes:
         path: The directory that is meant, which may not exist yet.
@@ -22,6 +22,7 @@ class DirectoryFacts:
         exists: `path` itself exists already.
         is_folder: `nearest` is a folder and not a file.
         mount_point: Root of the filesystem that holds `nearest`.
+        device: Number of that filesystem, the same wherever it is mounted.
         kind: Filesystem type: ``ext4``, ``tmpfs``, ...
         is_memory: The filesystem lives in memory.
         is_network: The filesystem is reached over a network, or through FUSE.
@@ -29,6 +30,7 @@ class DirectoryFacts:
         writable: This user may create entries in `nearest`.
         direct_io: O_DIRECT works there; None: not tried.
         write_error: What a trial of writing and reading there ran into; empty: nothing; None: not tried.
+        bytes_per_s: What `bench-disk` measured of it, reading and writing together; None: nothing.
     """
 
     path: Path
@@ -36,6 +38,7 @@ class DirectoryFacts:
     exists: bool = True
     is_folder: bool = True
     mount_point: Path = Path("/")
+    device: int = 0
     kind: str = "ext4"
     is_memory: bool = False
     is_network: bool = False
@@ -43,6 +46,7 @@ class DirectoryFacts:
     writable: bool = True
     direct_io: bool | None = None
     write_error: str | None = None
+    bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +91,16 @@ class PlannedFacts:
     """What the plan of the run says.
 
     Attributes:
-        needed_bytes: Bytes that all ranks of this node will reserve in the offload directory.
+        directory_bytes: Bytes that all ranks of this node will reserve in each offload directory, in the
+            order of `offload.directory`; empty: not known.
         host_bytes: Bytes of host memory that they hold for good, staging rings included.
+        staging_bytes: Bytes of all their staging rings.
         largest_parameter: The largest matrix that Muon steps.
     """
 
-    needed_bytes: int | None = None
+    directory_bytes: tuple[int, ...] = ()
     host_bytes: int | None = None
+    staging_bytes: int = 0
     largest_parameter: ParameterFacts | None = None
 
 
@@ -106,6 +113,7 @@ class MegatronFacts:
         root: Folder that it is imported from.
         flags: Flags of its parser, as attribute names with underscores; None: not known.
         chunked_offloader: It brings a chunked optimizer-state offloader of its own.
+        offloader_lacks: What that one lacks of what ``engine=mapped`` relies upon.
         layer_wise: It has the layer-wise optimizer that is taken over.
         torch_version: Version of torch.
         torch_cuda: CUDA version that torch was built for.
@@ -119,6 +127,7 @@ class MegatronFacts:
     root: str | None = None
     flags: frozenset[str] | None = None
     chunked_offloader: bool = False
+    offloader_lacks: tuple[str, ...] = ()
     layer_wise: bool = False
     torch_version: str | None = None
     torch_cuda: str | None = None
@@ -127,6 +136,16 @@ class MegatronFacts:
     newton_schulz: Mapping[str, frozenset[int]] = field(default_factory=dict)
     adaptive_muon: str | None = None
 
+    def __str__(self) -> str:
+        parts = (
+            ("training loop", self.flags is not None),
+            ("layer-wise Muon", self.layer_wise),
+            ("chunked offloader of its own", self.chunked_offloader),
+            ("Transformer Engine", self.transformer_engine),
+        )
+        has = ", ".join(f"{'has' if present else 'no'} {name}" for name, present in parts)
+        return f"{self.version} ({self.root}): {has}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineFacts:
@@ -134,32 +153,44 @@ class MachineFacts:
 
     Attributes:
         working_directory: Folder that the command was started in.
-        directory: The offload directory; None if no engine uses one or it could not be chosen.
-        files: Data files of the config by path as given.
+        directories: The offload directories, in order; empty if no engine uses one or none could be chosen.
+        files: Data files and the script of the config by path as given.
+        data_problems: What is wrong with the content of the data files.
         pretrained: The folder of `model.from_hf`; None if there is none.
         planned: What the plan says; the empty instance if there is none.
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
+        memory_limit_bytes: Limit of the control group that this process is in; None: none, or not known.
         cuda_available: Whether torch sees a GPU.
         num_gpus: GPUs that torch sees.
         layouts_told: Which layouts of the model would fit those GPUs, where the run wants more; a sentence.
         layouts_fix: The words that turn the run into the first of them; empty if there is none.
         megatron: The software that would train.
         megatron_missing: Folders of a Megatron that are not below `megatron.path`.
+        megatron_beside_script: Folder of `megatron.entrypoint` if it holds a Megatron other than
+            `megatron.path`.
         problems: What gathering itself found: no Megatron, no place to default to.
         muon_problems: What keeps Muon from training here: a stub package, another layer-wise optimizer.
     """
 
     working_directory: Path | None = None
-    directory: DirectoryFacts | None = None
+    directories: tuple[DirectoryFacts, ...] = ()
     files: Mapping[str, FileFacts] = field(default_factory=dict)
+    data_problems: tuple[Problem, ...] = ()
     pretrained: PretrainedFacts | None = None
     planned: PlannedFacts = PlannedFacts()
     headroom_bytes: int | None = None
+    memory_limit_bytes: int | None = None
     cuda_available: bool | None = None
     num_gpus: int | None = None
     layouts_told: str = ""
     layouts_fix: str = ""
     megatron: MegatronFacts | None = None
     megatron_missing: tuple[str, ...] = ()
+    megatron_beside_script: str | None = None
     problems: tuple[Problem, ...] = ()
     muon_problems: tuple[Problem, ...] = ()
+
+    @property
+    def maps_natively(self) -> bool:
+        """Tell whether ``engine=mapped`` extends the offloader that the Megatron at hand brings."""
+        return self.megatron is not None and self.megatron.chunked_offloader

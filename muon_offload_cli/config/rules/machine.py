@@ -64,6 +64,24 @@ def native_offloader(config: Config, written: Set[str], facts: MachineFacts) -> 
         )
 
 
+@rule(
+    name="native-contract",
+    reason="The offloader that mapped extends is Megatron's, and Megatron changes it.",
+    machine=True,
+)
+def native_contract(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse ``mapped`` where Megatron's own offloader is another than the one that is known."""
+    software = facts.megatron
+    if config.offload.engine is Engine.mapped and software is not None and software.offloader_lacks:
+        yield Problem(
+            what=f"offload.engine=mapped extends the chunked offloader of Megatron {software.version} "
+            f"({software.root}), which has changed: it lacks {'; '.join(software.offloader_lacks)}.",
+            fix="offload.engine=disk",
+            keys=("offload.engine", "megatron.path"),
+            exit_code=3,
+        )
+
+
 @rule(name="cuda", reason="device=cuda needs a GPU that torch sees.", machine=True)
 def cuda(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse ``device=cuda`` on a machine without CUDA."""
