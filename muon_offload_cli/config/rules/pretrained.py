@@ -57,8 +57,7 @@ def weights(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
 def tokenizer(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a tokenizer that is not in the folder, or that nothing installed can read."""
     found = facts.pretrained
-    examples = config.data.source is DataSource.chat and tokenizer_folder(config) is not None
-    if found is None or not (examples or uses_hf_tokenizer(config)):
+    if found is None or not (uses_hf_tokenizer(config) or _chats_in_own_tokens(config)):
         return
     keys = ("model.from_hf", "model.hf_tokenizer")
     if not found.tokenizer:
@@ -77,13 +76,17 @@ def tokenizer(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         )
 
 
+def _chats_in_own_tokens(config: Config) -> bool:
+    return config.data.source is DataSource.chat and tokenizer_folder(config) is not None
+
+
 @rule(name="hf-bytes", reason="Weights know the numbers of their own tokenizer, not those of bytes.")
 def byte_tokens(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Warn of byte tokens for weights that were trained on others."""
     model, source = config.model, config.data.source
     if model.from_hf is None or not model.hf_weights:
         return
-    if source in BYTE_SOURCES and (source is not DataSource.chat or tokenizer_folder(config) is None):
+    if source in BYTE_SOURCES and not _chats_in_own_tokens(config):
         yield Problem(
             what=f"data.source={source.name} gives bytes as tokens, and the weights of "
             f"model.from_hf={model.from_hf} were trained on those of their own tokenizer.",
