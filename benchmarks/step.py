@@ -15,12 +15,9 @@ and hashes of weights, masters and momenta are the same bits.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +25,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from common import losses_of, raw_mixed_gb_s, reports_of, steps_of, train_command
 
 from muon_offload_cli.records import RankReport, StepRecord
 
@@ -63,7 +62,7 @@ class Result:
 
     @property
     def losses(self) -> list[float | None]:
-        return [next((r.loss for r in step if r.loss is not None), None) for step in self.steps]
+        return losses_of(self.steps)
 
     @property
     def digests(self) -> list[dict[str, str]]:
@@ -76,10 +75,10 @@ def main() -> None:
     raw: list[float] = []
     with tempfile.TemporaryDirectory(prefix="muon-bench-", dir=options.directory) as scratch:
         for way in options.ways:
-            raw.append(_raw_mixed_gb_s(Path(scratch), options.raw_gib))
+            raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
             results.append(_run(way, options, Path(scratch), results))
             print(_line(results[-1], results, raw), flush=True)
-        raw.append(_raw_mixed_gb_s(Path(scratch), options.raw_gib))
+        raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
     print()
     print(HEADER)
     for result in results:
@@ -119,21 +118,9 @@ def _line(result: Result, results: list[Result], raw: list[float]) -> str:
 def _run(way: str, options: argparse.Namespace, scratch: Path, earlier: list[Result]) -> Result:
     engine, _, budget = way.partition(":")
     folder = scratch / f"run_{way.replace(':', '_')}"
-    # What only an offloader reads is refused where there is none.
-    overrides = [word for word in options.overrides if engine != "none" or not word.startswith("offload.")]
-    words = [
-        f"recipe={options.recipe}",
-        *overrides,
-        f"offload={engine}",
-        f"train.steps={options.steps}",
-        f"run.directory={folder}",
-        "run.digest=true",
-    ]
-    if engine in ("mapped", "disk"):
-        words += [f"offload.directory={scratch / 'state'}"]
-    if budget:
-        words += [f"offload.host_memory_gb={_budget_gb(budget, earlier)}"]
-    command = [sys.executable, "-m", "muon_offload_cli.cli.main", "train", *words]
+    priced = f"{engine}:{_budget_gb(budget, earlier)}" if budget else engine
+    more = (f"train.steps={options.steps}", "run.digest=true")
+    command = train_command(options.recipe, options.overrides, priced, folder, *more)
     result = Result(way=way)
     with _group(options.memory_max_gib) as group:
 
@@ -148,18 +135,8 @@ def _run(way: str, options: argparse.Namespace, scratch: Path, earlier: list[Res
             output, _ = process.communicate()
     result.exit_code = process.returncode
     result.last_line = next((line for line in reversed(output.splitlines()) if line.strip()), "")
-    reports = sorted((folder / "reports").glob("rank_*.json"), key=_rank)
-    result.reports = [RankReport.read(path) for path in reports]
-    columns = [
-        [StepRecord.from_json(line) for line in path.read_text().splitlines()]
-        for path in sorted((folder / "metrics").glob("rank_*.jsonl"), key=_rank)
-    ]
-    result.steps = [list(step) for step in zip(*columns, strict=False)]
+    result.reports, result.steps = reports_of(folder), steps_of(folder)
     return result
-
-
-def _rank(path: Path) -> int:
-    return int(re.sub(r"\D", "", path.stem))
 
 
 def _budget_gb(budget: str, earlier: list[Result]) -> str:
@@ -215,17 +192,6 @@ def _watching(group: Path | None, peaks: dict[str, float]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def _raw_mixed_gb_s(directory: Path, gib: float) -> float:
-    """Measure the drive with the store benchmark: median of its raw rounds."""
-    script = Path(__file__).with_name("store.py")
-    command = [sys.executable, str(script), "--directory", str(directory), "--gib", str(gib), "--rounds", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"^raw\s+([\d.]+)", done.stdout, flags=re.MULTILINE)
-    if found is None:
-        raise SystemExit(f"the raw measurement failed: {json.dumps(done.stderr[-500:])}")
-    return float(found.group(1))
 
 
 def _options() -> argparse.Namespace:

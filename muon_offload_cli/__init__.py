@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from muon_offload_cli.megatron.attach import Installation
+    from muon_offload_cli.megatron.native import NativeInstallation
 
 __all__ = ["install"]
 
@@ -28,12 +29,16 @@ def install(
     host_memory_gb: float = 0,
     ranks_per_node: int | None = None,
     windows: int = 3,
-) -> Installation:
+) -> Installation | NativeInstallation:
     """Let every Muon optimizer that Megatron builds in this process from now on offload its state.
 
     Call it on each rank before Megatron's optimizer is built. It replaces one name in
-    ``megatron.core.optimizer.layer_wise_optimizer``; Megatron's files stay untouched. A second call replaces
-    the settings for optimizers that are built later.
+    ``megatron.core.optimizer.layer_wise_optimizer``; Megatron's files stay untouched. No launcher and no
+    process group is needed yet. The same call again changes nothing and returns the same installation.
+
+    A process may build several optimizers, a policy's and a critic's say: each has a file and threads of its
+    own, and they share the host memory in the order in which they are built. An optimizer that the program
+    drops gives back its files and memory; so does ``close``.
 
     Args:
         directory: Absolute folder on a node-local drive, for ``mapped`` and ``disk``; created if missing. A
@@ -43,7 +48,8 @@ def install(
         chunk_mb: MiB of state that move as one unit; 0: everything at once.
         fraction: Part of the state's bytes that leaves the device, 0 to 1.
         host_memory_gb: GiB of host memory a node that hold state for good before the disk is used.
-        ranks_per_node: Processes that share that memory; None: ``LOCAL_WORLD_SIZE``, else 1.
+        ranks_per_node: Processes that share that memory; None: ``LOCAL_WORLD_SIZE`` as torchrun sets it,
+            else 1. Where another launcher starts several on a node (Ray, say), give their number.
         windows: Chunks that have a place on the device at the same time.
 
     Returns:
@@ -51,7 +57,8 @@ def install(
         a process that ends without it leaves nothing behind either.
 
     Raises:
-        UserError: An argument is wrong; all problems at once.
+        UserError: An argument is wrong (all problems at once), or differs from those of the installation
+            that the process has.
     """
     # Importing this package must stay cheap for the command line: torch comes with the first call.
     from muon_offload_cli.megatron.attach import install as attach

@@ -79,8 +79,9 @@ class RankReport:
         engine: Backend that was attached, ``none`` for resident state.
         megatron_version: Version of the Megatron that trained.
         muon_parameters: Elements of the parameters that Muon owns on this rank.
-        muon_state_bytes: Their momentum and master weights, 8 bytes an element.
-        adam_state_bytes: State of the sibling optimizers (embeddings, norms), which stays resident.
+        muon_state_bytes: Their master weights, momentum and, where there is one, second moment.
+        adam_state_bytes: State of the sibling optimizers (embeddings, norms) that stays resident.
+        adam_disk_bytes: State of theirs that lies on disk; Megatron's own offloader takes it along.
         disk_bytes: Bytes reserved on disk, alignment included.
         host_bytes: Host memory that holds state between steps.
         gpu_bytes: Device memory that holds Muon state between steps.
@@ -95,11 +96,13 @@ class RankReport:
         steps_from_backend: Steps whose Muon state was taken from `engine` in full.
         saves: Checkpoints saved.
         saved_step: Step of the newest one.
-        save_flush_s: Seconds spent waiting for write-back before saves, all saves together.
-        save_write_s: Seconds from there to the sealed checkpoint, all saves together.
+        save_flush_s: Seconds that the newest save waited for write-back.
+        save_write_s: Seconds from there to the sealed checkpoint.
+        save_memory_bytes: Most that this process's resident memory grew by during any save.
         save_bytes: Size of the newest checkpoint, all ranks together.
         loaded_step: Step of the checkpoint that the run went on from.
         load_s: Seconds that loading it took.
+        load_memory_bytes: Most that this process's resident memory grew by meanwhile.
         stopped_at: Step after which the run ended on request (SIGTERM), once it was saved; 0: it did not.
         finished: Whether training ended by itself.
         digests: Hashes of final weights, masters and momenta by kind, if asked for.
@@ -116,6 +119,7 @@ class RankReport:
     muon_parameters: int = 0
     muon_state_bytes: int = 0
     adam_state_bytes: int = 0
+    adam_disk_bytes: int = 0
     disk_bytes: int = 0
     host_bytes: int = 0
     gpu_bytes: int = 0
@@ -131,9 +135,11 @@ class RankReport:
     saved_step: int = 0
     save_flush_s: float = 0.0
     save_write_s: float = 0.0
+    save_memory_bytes: int = 0
     save_bytes: int = 0
     loaded_step: int = 0
     load_s: float = 0.0
+    load_memory_bytes: int = 0
     stopped_at: int = 0
     finished: bool = False
     digests: dict[str, str] = field(default_factory=dict)

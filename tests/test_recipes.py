@@ -9,6 +9,7 @@ import yaml
 
 from muon_offload_cli.cli import main
 from muon_offload_cli.config.compose import compose
+from muon_offload_cli.config.from_hf import PART
 from muon_offload_cli.config.locations import find_recipes, group_options
 from muon_offload_cli.config.rules import check, refuses
 from muon_offload_cli.config.rules.facts import MachineFacts
@@ -41,7 +42,7 @@ def test_a_recipe_says_what_was_run_and_what_was_not(name: str) -> None:
     assert "run on" in notes.lower()
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("tiny", "gpt"))])
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("tiny", "gpt", PART))])
 def test_every_number_of_a_real_model_names_its_source(name: str) -> None:
     path = group_options()["model"][name]
     assert "https://huggingface.co/" in " ".join(notes_of(path))
@@ -68,6 +69,21 @@ def test_a_recipe_is_shown_with_its_sources_and_values(capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "https://huggingface.co/Qwen/Qwen3.5-35B-A3B" in shown
     assert "linear_num_value_heads: 32" in shown
+    plan = shown.split("\n\n")[1].splitlines()
+    assert [line.split("  ")[0] for line in plan] == ["model", "heaviest rank", "heaviest node"]
+    assert "35,505,251,456 parameters" in plan[0]
+    assert "257.11 GiB on disk" in plan[2]
+
+
+def test_a_recipe_that_the_rules_refuse_is_shown_without_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(RECIPES["tiny"].read_text() + "parallel: {ep: 3}\n")
+    assert main.run(["recipes", str(mine)]) == 0
+    shown = capsys.readouterr().out
+    assert f"no plan: muon-offload check-config recipe={mine} says why" in shown
+    assert "ep: 3" in shown
 
 
 def test_a_copied_recipe_composes_to_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

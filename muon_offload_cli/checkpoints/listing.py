@@ -11,6 +11,8 @@ from muon_offload_cli.checkpoints.seal import Seal, hash_piece
 
 MEGATRON_LAST = "metadata.json"
 """Megatron writes this file when all others are there (megatron/core/dist_checkpointing/core.py)."""
+TORCH_METADATA = ".metadata"
+"""Names, shapes and places of all tensors, pickled (torch/distributed/checkpoint/filesystem.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +81,7 @@ def look_at(folder: Path, step: int, tracked: int | None) -> Found:
 
 
 def _unsealed_fault(folder: Path, step: int, tracked: int | None) -> str:
-    for name in (MEGATRON_LAST, ".metadata"):
+    for name in (MEGATRON_LAST, TORCH_METADATA):
         if not (folder / name).is_file():
             return f"{name} is missing: its save did not end, or it is no torch_dist checkpoint"
     if tracked is None or tracked < step:
@@ -115,6 +117,19 @@ def content_fault(folder: Path, seal: Seal) -> str:
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
     return ""
+
+
+def has_optimizer(found: Found) -> bool:
+    """Tell whether a complete checkpoint holds optimizer state.
+
+    Without a seal the names of its tensors say so: they stand as they are in Megatron's pickled metadata.
+
+    Raises:
+        OSError: The metadata cannot be read.
+    """
+    if found.seal is not None:
+        return found.seal.optimizer
+    return b"optimizer." in (found.folder / TORCH_METADATA).read_bytes()
 
 
 def newest(found: list[Found]) -> Found | None:

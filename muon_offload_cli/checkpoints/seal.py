@@ -45,6 +45,7 @@ class Seal:
         engine: Where Muon's state lay.
         chunk_mb: Chunk size of that run.
         versions: Of muon-offload, torch and Megatron.
+        model: What decides names and shapes of its tensors, by configuration key; empty in older seals.
         files: By name within the folder.
         format: Version of this description.
     """
@@ -58,6 +59,7 @@ class Seal:
     engine: str
     chunk_mb: float
     versions: Mapping[str, str]
+    model: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, FileSeal] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -89,7 +91,7 @@ class Seal:
                 name: FileSeal(size=file["size"], pieces=tuple((n, h) for n, h in file["pieces"]))
                 for name, file in data["files"].items()
             }
-            return cls(**{each.name: data[each.name] for each in fields(cls)})
+            return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"it cannot be read: {type(error).__name__}: {error}") from error
 

@@ -48,6 +48,8 @@ def check_config(
         typer.echo(problems_as_json(problems))
     else:
         print_problems(problems)
+        if judged.facts.megatron is not None and judged.facts.megatron.version is not None:
+            typer.echo(f"Megatron {judged.facts.megatron}")
         typer.echo(_verdict(config.recipe, problems, code))
     raise typer.Exit(code)
 

@@ -63,7 +63,7 @@ def disk_plan(
     given = parse_bandwidth(bandwidth) if bandwidth is not None else None
     compute = _compute_seconds(forward_backward, run)
     _check_plot(plot)
-    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here, ask=exact)
+    config, planner, remarks, judged = _prepare(words or [], recipe_dir or [], here)
     plan = planner.plan()
     fit = _fit(config, planner, plan, judged)
     known = given or _known_bandwidth(config, judged)
@@ -82,7 +82,7 @@ def disk_plan(
 
 
 def _prepare(
-    words: list[str], directories: list[Path], here: bool, *, ask: bool
+    words: list[str], directories: list[Path], here: bool
 ) -> tuple[Config, Planner, list[object], bool]:
     """Compose, refuse what check-config refuses, and take the inventory.
 
@@ -90,7 +90,6 @@ def _prepare(
         words: Recipe and overrides.
         directories: Folders of the user's own recipes.
         here: See ``--here``.
-        ask: Ask Megatron about the flags of another machine's run.
 
     Returns:
         Config, planner, remarks of the rules, and whether this machine is the one that is judged.
@@ -101,7 +100,7 @@ def _prepare(
     from muon_offload_cli.planner.plan import Planner
 
     # Room on the drive is judged below, with the plan.
-    judged = judge(words, directories, here=here, room=False, ask=ask)
+    judged = judge(words, directories, here=here, room=False)
     judged.refuse()
     config = resolve_directory(judged.config)
     return config, Planner(config, layers_of(config)), list(judged.problems), judged.here

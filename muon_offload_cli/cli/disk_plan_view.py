@@ -40,7 +40,11 @@ def figures(
         (
             "  muon owns",
             f"{rank.muon_parameters:,} parameters: {format_bytes(rank.momentum_bytes)} of momentum, "
-            f"{format_bytes(rank.master_bytes)} of master weights",
+            f"{format_bytes(rank.master_bytes)} of master weights"
+            + (
+                f", {format_bytes(rank.second_moment_bytes)} of second moments"
+                * bool(rank.second_moment_bytes)
+            ),
         ),
         ("  on disk", f"{format_bytes(rank.disk_bytes)} in {_chunks(rank.chunks_on_disk, rank.chunks)}"),
         (
@@ -77,6 +81,26 @@ def figures(
         lines += [("directory", text) for text in _rooms(config, plan, fit)]
     lines.append(("a step waits", _wait(plan, bandwidth, cost)))
     return lines
+
+
+def in_three_lines(plan: RunPlan) -> list[tuple[str, str]]:
+    """Return what a plan comes to, as label and text."""
+    rank, node = plan.heaviest.figures, plan.heaviest_node
+    host = node.host_bytes + node.staging_bytes
+    return [
+        ("model", _model(plan)),
+        (
+            "heaviest rank",
+            f"{format_bytes(rank.disk_bytes)} on disk, "
+            f"{format_bytes(rank.host_bytes + rank.staging_bytes)} of host memory, "
+            f"{format_bytes(rank.device_bytes)} on the device without activations",
+        ),
+        (
+            "heaviest node",
+            f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(host)} of host memory; "
+            f"a step reads {format_bytes(node.read)} and writes {format_bytes(node.written)}",
+        ),
+    ]
 
 
 def show(

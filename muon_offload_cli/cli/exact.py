@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muon_offload_cli.config.probing import importing, last_object, root_of
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import save_config
 from muon_offload_cli.errors import Problem, UserError, wrong
@@ -143,11 +142,7 @@ def _ask(config: Config, ranks: list[int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "resolved.yaml"
         save_config(config, path)
-        environment = dict(os.environ)
-        if config.megatron.path:
-            root = str(Path(config.megatron.path).expanduser().absolute())
-            paths = [root, environment.get("PYTHONPATH", "")]
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        environment = importing(root_of(config.megatron.path))
         command = [sys.executable, "-m", MODULE, str(path), "--ranks", ",".join(map(str, ranks))]
         try:
             done = subprocess.run(
@@ -155,13 +150,9 @@ def _ask(config: Config, ranks: list[int]) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired as error:
             raise wrong(f"--exact gave no answer in {TIMEOUT_S:g} s.", "--ranks 0") from error
-    for line in reversed(done.stdout.strip().splitlines()):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            return value
+    answer = last_object(done.stdout)
+    if answer is not None:
+        return answer
     last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     return {
         "problems": [{"what": f"--exact: Megatron could not build the model: {last[:300]}", "exit_code": 2}]

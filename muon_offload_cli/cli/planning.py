@@ -14,10 +14,10 @@ from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine import memory
 from muon_offload_cli.machine.budget import host_budget
-from muon_offload_cli.machine.devices import gpu_count
+from muon_offload_cli.machine.devices import gpu_count, gpu_memory_bytes
+from muon_offload_cli.planner.layouts import Room, describe_layouts, layouts_for
 from muon_offload_cli.planner.pipeline import argument
-from muon_offload_cli.planner.plan import Planner
-from muon_offload_cli.planner.settings import AUTO
+from muon_offload_cli.planner.plan import Planner, RunPlan
 from muon_offload_cli.planner.tensors import Layers
 from muon_offload_cli.units import GIB, MIB
 
@@ -44,7 +44,7 @@ def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
         A note of what was taken.
     """
     offload = config.offload
-    if offload.host_memory_gb != AUTO:
+    if offload.host_memory_gib is not None:
         return []
     if offload.engine not in (Engine.disk, Engine.mapped):
         offload.host_memory_gb = "0"
@@ -88,25 +88,54 @@ def _is_plannable(config: Config) -> bool:
     return model.num_layers * (1 + local_experts) + sizes.world_size <= MOST_PLANNED
 
 
-def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
-    """Return what the rules need to know of the plan.
+def plan_of(config: Config, written: Set[str]) -> RunPlan | None:
+    """Return the plan of a run as a check may take it, None if there is none.
 
     Args:
         config: The composed run, ``offload.host_memory_gb`` a number.
         written: Keys that the user wrote.
 
     Returns:
-        Facts that know nothing where no engine moves state, or the request is wrong and there is nothing to
-        plan.
+        None where the request is wrong, planning would take longer than a check may, or the layout is one of
+        those that Megatron takes and the planner does not (`disk-plan` says which).
     """
-    if config.offload.engine is Engine.none or refuses(check(config, written, MachineFacts(), here=False)):
-        return PlannedFacts()
-    if not _is_plannable(config):
-        return PlannedFacts()
+    if refuses(check(config, written, MachineFacts(), here=False)) or not _is_plannable(config):
+        return None
     try:
-        plan = Planner(config, layers_of(config)).plan()
+        return Planner(config, layers_of(config)).plan()
     except UserError:
-        # Not every layout that Megatron takes can be planned; `disk-plan` says which.
+        return None
+
+
+def layouts_here(
+    config: Config, written: Set[str], *, gpus: int, disk_bytes: int | None = None
+) -> tuple[str, str]:
+    """Return a sentence on the layouts that fit this machine's GPUs, and the words that give the first.
+
+    Args:
+        config: A run of more ranks than `gpus`, ``offload.host_memory_gb`` a number.
+        written: Keys that the user wrote.
+        gpus: GPUs of this machine, at least 1.
+        disk_bytes: Free in the offload directory; None: not known.
+
+    Returns:
+        Two empty texts where the request is wrong anyway, or too large to plan.
+    """
+    if refuses(check(config, written, MachineFacts(), here=False)) or not _is_plannable(config):
+        return "", ""
+    room = Room(gpus=gpus, gpu_bytes=gpu_memory_bytes(), host_bytes=headroom_bytes(), disk_bytes=disk_bytes)
+    return describe_layouts(layouts_for(config, written, room, layers_of(config)), room)
+
+
+def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
+    """Return what the rules need to know of the plan; nothing where no engine moves state.
+
+    Args:
+        config: The composed run, ``offload.host_memory_gb`` a number.
+        written: Keys that the user wrote.
+    """
+    plan = None if config.offload.engine is Engine.none else plan_of(config, written)
+    if plan is None:
         return PlannedFacts()
     largest, node = plan.largest, plan.nodes[config.launcher.node_rank]
     return PlannedFacts(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muon_offload_cli.cli.planning import plan_for_rules, settle_host_memory
+from muon_offload_cli.cli.planning import layouts_here, plan_for_rules, settle_host_memory
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.gathering import gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
-from muon_offload_cli.config.rules import check, refuses
+from muon_offload_cli.config.rules import MachineFacts, check, refuses
+from muon_offload_cli.config.rules.machine import wants_more_gpus
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
+from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.machine.devices import gpu_count
+from muon_offload_cli.tokens.verification import look_at_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,14 +26,17 @@ class Judged:
     """A run as the rules see it.
 
     Attributes:
-        config: Composed; `offload.host_memory_gb` is a number, and `device` settled if the run is to start.
+        config: Composed; `offload.host_memory_gb` is a number, the checkpoint to go on from chosen if this
+            machine was judged, and `device` settled if the run is to start.
         problems: All that was found, notes of what ``auto`` took included.
         here: Whether this machine was judged, and not the recipe's cluster.
+        facts: What was known of the machine.
     """
 
     config: Config
     problems: list[Problem]
     here: bool
+    facts: MachineFacts
 
     def refuse(self) -> None:
         """Raise `UserError` with every problem that forbids the run, if any does."""
@@ -44,13 +50,15 @@ class Prepared:
     """A run that may start.
 
     Attributes:
-        config: Resolved: `device` and `offload.host_memory_gb` are no longer ``auto``, `offload.directory` is
-            set if it is read.
+        config: Resolved: `device`, `offload.host_memory_gb` and `resume` are no longer ``auto``,
+            `offload.directory` is set if it is read.
         remarks: Warnings and notes of the rules.
+        facts: What is known of the machine.
     """
 
     config: Config
     remarks: list[Problem]
+    facts: MachineFacts
 
 
 def judge(
@@ -60,7 +68,6 @@ def judge(
     here: bool,
     start: bool = False,
     room: bool = True,
-    ask: bool = True,
 ) -> Judged:
     """Compose and run every rule: the one way in which commands judge a run.
 
@@ -70,23 +77,49 @@ def judge(
         here: Judge this machine whatever cluster the recipe names, with a real write in its directory.
         start: The run is about to start: settle its device, and ask Megatron whether a rule needs it or not.
         room: Judge room on the drive; False for a command that does so itself.
-        ask: Ask Megatron, which takes seconds, for another machine's run too where a rule needs it.
     """
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
     composition = compose(recipe, overrides, recipe_directories)
     config = composition.config
     local = here or config.cluster.name == "local"
-    remarks = _choose_device(config, gpu_count()) if start and config.device is Device.auto else []
-    remarks += settle_host_memory(config, here=local)
+    remarks = settle_host_memory(config, here=local)
+    if start and config.device is Device.auto:
+        remarks += _choose_device(config, composition.written, gpu_count())
     planned = plan_for_rules(config, composition.written)
     facts = gather_facts(
         config,
-        probe=start or (needs_probe(config, here=local) and (ask or local)),
+        probe=start or needs_probe(config, here=local),
         write=here and room,
         planned=planned if room else replace(planned, directory_bytes=()),
+        data_problems=look_at_data(config),
     )
+    if local and wants_more_gpus(config, facts):
+        told, fix = layouts_here(
+            config,
+            composition.written,
+            gpus=facts.num_gpus or 1,
+            disk_bytes=_room_on_drives(facts),
+        )
+        facts = replace(facts, layouts_told=told, layouts_fix=fix)
     problems = check(config, composition.written, facts, here=local)
-    return Judged(config=config, problems=[*problems, *remarks], here=local)
+    if local and not _resumes_wrongly(problems):
+        try:
+            config, chosen = settle_checkpoints(config, Path.cwd())
+            problems += chosen
+        except UserError as error:
+            problems += error.problems
+    return Judged(config=config, problems=[*problems, *remarks], here=local, facts=facts)
+
+
+def _room_on_drives(facts: MachineFacts) -> int | None:
+    """Return the bytes that the offload directories take when each drive gets the same; None: not known."""
+    free = {each.device: each.free_bytes for each in facts.directories if each.free_bytes is not None}
+    return min(free.values()) * len(free) if free else None
+
+
+def _resumes_wrongly(problems: Sequence[Problem]) -> bool:
+    """Tell whether a rule refuses the words that say what to go on from: there is then nothing to look at."""
+    return any(key.startswith("resume.") for each in refuses(problems) for key in each.keys)
 
 
 def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepared:
@@ -97,19 +130,23 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     """
     judged = judge(words, recipe_directories, here=True, start=True)
     judged.refuse()
-    return Prepared(config=resolve_directory(judged.config), remarks=judged.problems)
+    return Prepared(config=resolve_directory(judged.config), remarks=judged.problems, facts=judged.facts)
 
 
-def _choose_device(config: Config, num_gpus: int) -> list[Problem]:
+def _choose_device(config: Config, written: Set[str], num_gpus: int) -> list[Problem]:
     """Replace ``auto``; says so if GPUs are there and not used."""
     ranks = config.launcher.ranks_per_node
     config.device = Device.cuda if num_gpus >= ranks else Device.cpu
     if 0 < num_gpus < ranks:
+        told, fix = layouts_here(config, written, gpus=num_gpus)
+        what = (
+            f"device=auto trains on the CPU: launcher.ranks_per_node={ranks} needs {ranks} GPUs, and this "
+            f"machine has {num_gpus}. {told}"
+        )
         return [
             Problem(
-                what=f"device=auto trains on the CPU: launcher.ranks_per_node={ranks} "
-                f"needs {ranks} GPUs, and this machine has {num_gpus}.",
-                fix=f"launcher.ranks_per_node={num_gpus} device=cuda, with parallel sizes that divide it",
+                what=what.rstrip(),
+                fix=f"device=cuda {fix}" if fix else "a machine with more GPUs",
                 keys=("device", "launcher.ranks_per_node"),
                 level=Level.NOTE,
             )

@@ -12,7 +12,8 @@ from muon_offload_cli.cli.check_config import RecipeDirectories
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Show this one: its sources and every value.", show_default=False)
+        str | None,
+        typer.Argument(help="Show this one: its plan, its sources and every value.", show_default=False),
     ] = None,
     recipe_dir: RecipeDirectories = None,
     copy: Annotated[
@@ -51,6 +52,8 @@ def _all(recipe_directories: list[Path]) -> None:
 
 
 def _one(name: str, recipe_directories: list[Path], copy: Path | None) -> None:
+    from muon_offload_cli.cli.disk_plan_view import in_three_lines
+    from muon_offload_cli.cli.planning import plan_of, settle_host_memory
     from muon_offload_cli.config.compose import compose, find_recipe
     from muon_offload_cli.config.sources import sources_of
     from muon_offload_cli.config.yaml_files import to_yaml
@@ -60,12 +63,22 @@ def _one(name: str, recipe_directories: list[Path], copy: Path | None) -> None:
     if copy is not None:
         _copy(path, copy)
         return
-    typer.echo(f"{path.stem}: {' '.join(composition.config.description.split())}\n")
+    config = composition.config
+    typer.echo(f"{path.stem}: {' '.join(config.description.split())}\n")
+    values = to_yaml(config).rstrip()
+    settle_host_memory(config, here=config.cluster.name == "local")
+    plan = plan_of(config, composition.written)
+    if plan is None:
+        typer.echo(f"no plan: muon-offload check-config recipe={name} says why")
+    else:
+        for label, text in in_three_lines(plan):
+            typer.echo(f"{label:<13}  {text}")
+    typer.echo()
     for source in sources_of(path):
         typer.echo(f"{source.role}  ({source.path})")
         for note in source.notes:
             typer.echo(f"  {note}")
-    typer.echo("\n" + to_yaml(composition.config).rstrip())
+    typer.echo("\n" + values)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -40,6 +40,7 @@ from muon_offload_cli.launch.legs import (
 from muon_offload_cli.launch.post_mortem import explain
 from muon_offload_cli.launch.verdict import TRAINING_FAILED
 from muon_offload_cli.machine import memory
+from muon_offload_cli.tokens.verification import look_at_data, write_tokens
 
 # What a host-memory budget of a real node becomes: some chunks stay in memory, as they would there.
 HOST_MEMORY_GB = "0.001"
@@ -105,15 +106,16 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> Rehea
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
     composition = compose(recipe, overrides, recipe_directories)
     real = composition.config
-    facts = gather_facts(real, probe=needs_probe(real, here=True))
+    facts = gather_facts(real, probe=needs_probe(real, here=False), data_problems=look_at_data(real))
     _refuse(check(real, composition.written, facts, here=False))
     small = rehearse(real)
-    if small.config.offload.host_memory_gb not in ("0", "0.0"):
+    if small.config.offload.host_memory_gib != 0:
         small.config.offload.host_memory_gb = HOST_MEMORY_GB
     resolve_directory(small.config)
     facts = gather_facts(small.config, probe=False)
     problems = check(small.config, frozenset(), facts)
     _refuse(problems)
+    write_tokens(small.config)
     return small
 
 
@@ -158,9 +160,13 @@ def _run(leg: Config, say: Callable[[str], None], name: str, *, kill_at: int | N
         if isinstance(event, RankReported):
             pids[event.report.rank] = event.report.pid
             return
+        if not isinstance(event, StepSeen):
+            say(f"  {event}")
+            return
         seen.append(event)
         if kill_at is not None and event.step == kill_at:
-            for pid in pids.values():
+            # 0, of a report without a number, would be this process and its whole group.
+            for pid in filter(None, pids.values()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

@@ -23,11 +23,11 @@ from muon_offload_cli.launch.follow import Event
 from muon_offload_cli.launch.job import Outcome, run_job
 from muon_offload_cli.launch.post_mortem import Evidence, MachineFigures, PostMortem, explain
 from muon_offload_cli.launch.preview import preview
-from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.launch.summary import Ends, summarize
 from muon_offload_cli.launch.tail import last_lines
 from muon_offload_cli.launch.verdict import STOPPED_EARLY, Verdict, judge
 from muon_offload_cli.machine import memory
+from muon_offload_cli.tokens.verification import write_tokens
 
 
 def train_command(
@@ -55,21 +55,22 @@ def train_command(
     """
     prepared = prepare(words, recipe_directories)
     started, base = datetime.now(), Path.cwd()
-    config, chosen = settle_checkpoints(prepared.config, base)
-    remarks = [*prepared.remarks, *chosen]
+    config, remarks = prepared.config, prepared.remarks
     planned = planned_folder(config, now=started, base=base)
     text = script_text(config, planned, base)
     if dry_run:
         sys.stdout.write(by_hand(to_yaml(config), text, planned))
         print_problems(remarks)
         return 0
+    if config.megatron.entrypoint is None:
+        remarks += write_tokens(config)
     folder = create_folder(config, now=started, base=base)
     save_config(config, folder.resolved)
     folder.script.write_text(script_text(config, folder, base))
     folder.script.chmod(0o755)
 
     view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
-    view.plan(preview(config, folder))
+    view.plan(preview(config, folder, prepared.facts))
     print_problems(remarks)
     return _run(config, folder, view, started=started, json=json)
 
@@ -78,7 +79,8 @@ def script_text(config: Config, folder: RunFolder, base: Path) -> str:
     """Return the script of a run, which is what is run."""
     command = torchrun_command(config, folder, python=sys.executable)
     settings = environment(config, inherited=os.environ, cores=len(os.sched_getaffinity(0)), base=base)
-    return script(command, settings, base=base, title=f"muon-offload train recipe={config.recipe}")
+    title = f"muon-offload train recipe={config.recipe}"
+    return script(command, settings, metrics=folder.metrics, base=base, title=title)
 
 
 def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetime, json: bool) -> int:

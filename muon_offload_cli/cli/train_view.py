@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from rich.text import Text
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.follow import Event, RankReported
 from muon_offload_cli.launch.post_mortem import PostMortem
+from muon_offload_cli.launch.quiet import Quiet
 from muon_offload_cli.launch.verdict import Verdict
 from muon_offload_cli.units import format_bytes
 
@@ -22,7 +24,7 @@ PIPE_WIDTH = 1000
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that never wraps or re-interprets text: paths and fixes are there to be pasted."""
     console = Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         # Rich takes a pipe for 80 columns wide and cuts the cells of a table to fit.
         console.width = PIPE_WIDTH
     return console
@@ -76,6 +78,8 @@ class TrainView:
                 self._step(event)
             case RankReported():
                 self._rank(event)
+            case Quiet():
+                self.line(str(event))
 
     def _step(self, step: StepSeen) -> None:
         text = figures_of(step)
@@ -92,8 +96,8 @@ class TrainView:
         if report.rank == 0 and report.saved_step > self._saved:
             self._saved = report.saved_step
             self._console.print(
-                f"saved step {report.saved_step} ({format_bytes(report.save_bytes)}; {report.saves} so far: "
-                f"{report.save_write_s:.1f} s of writing, {report.save_flush_s:.1f} s of write-back)"
+                f"saved step {report.saved_step} ({format_bytes(report.save_bytes)}: "
+                f"{report.save_flush_s:.1f} s of write-back, {report.save_write_s:.1f} s of writing)"
             )
         for note in report.notes:
             if note not in self._said:
@@ -103,7 +107,15 @@ class TrainView:
     def table(self, verdict: Verdict, engine: str) -> None:
         """Show one row a rank."""
         table = Table(show_edge=False, pad_edge=False, box=None)
-        for name in ("rank", "disk", "host", "device", "Adam (device)", f"steps from {engine}"):
+        sizes = {
+            "disk": "disk_bytes",
+            "host": "host_bytes",
+            "device": "gpu_bytes",
+            "Adam (device)": "adam_state_bytes",
+        }
+        if any(row.adam_disk_bytes for row in verdict.ranks):
+            sizes["Adam (disk)"] = "adam_disk_bytes"
+        for name in ("rank", *sizes, f"steps from {engine}"):
             table.add_column(name, justify="right", no_wrap=True)
         # Where all are in one place, the lines of the plan have said it.
         directories = {row.directory for row in verdict.ranks if row.directory}
@@ -115,10 +127,7 @@ class TrainView:
             told = f"{row.verdict} ({row.detail})" if row.detail else row.verdict
             table.add_row(
                 str(row.rank),
-                *(
-                    format_bytes(size) if size else "-"
-                    for size in (row.disk_bytes, row.host_bytes, row.gpu_bytes, row.adam_state_bytes)
-                ),
+                *(format_bytes(size) if (size := getattr(row, name)) else "-" for name in sizes.values()),
                 f"{row.steps_from_backend}/{row.steps}",
                 *([Text(printable(row.directory))] if several else []),
                 Text(printable(told), style="green" if row.fine else "bold red"),

@@ -2,7 +2,7 @@
 
 Hydra resolves the recipe's list of parts. Everything that a person can get wrong is looked at before
 and after it, key by key, because Hydra stops at the first error and answers a misspelled key with the
-advice to append it. Precedence, lowest first: schema, parts, recipe, overrides.
+advice to append it. Precedence, lowest first: schema, Hugging Face model, parts, recipe, overrides.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from muon_offload_cli.config.from_hf import HfModel, read_model
+from muon_offload_cli.config.hf_file import KEY as HF_KEY
 from muon_offload_cli.config.keys import (
     FREE_PREFIX,
     ONE_OR_SEVERAL,
@@ -95,11 +97,30 @@ def compose(
     parts = dict(_leaves(_compose_parts({**defaults, **asked.parts})))
     problems += _hidden_parts(asked, options, parts, recipe_values, path)
     values: dict[str, Any] = {**parts, **recipe_values, "recipe": path.stem}
+    given = values.keys() | asked.values.keys()
+    pretrained = _pretrained({**values, **asked.values}, problems)
+    if pretrained is not None:
+        values = {**pretrained.values(), **values}
     config = _typed(values, asked.values, path, problems)
     written = _written(asked, recipe_values)
+    if config is not None and pretrained is not None:
+        config.model.from_hf = str(pretrained.folder)
+        problems += pretrained.contradictions(config, given)
     if config is None or problems:
         raise UserError(problems=[*problems, *_also_wrong(config, written, problems)])
     return Composition(config=config, written=written)
+
+
+def _pretrained(values: Mapping[str, Any], problems: list[Problem]) -> HfModel | None:
+    """Return the Hugging Face model that a run is given, None if there is none or it cannot be read."""
+    given = values.get(HF_KEY)
+    if given is None or not isinstance(given, str) or given == MISSING:
+        return None
+    try:
+        return read_model(given)
+    except UserError as error:
+        problems += error.problems
+        return None
 
 
 def _also_wrong(config: Config | None, written: frozenset[str], told: Sequence[Problem]) -> list[Problem]:
@@ -248,7 +269,7 @@ def _hidden_parts(
     for group, option in asked.parts.items():
         for key in dict(_leaves({group: read_mapping(options[group][option], "part")})):
             wanted = parts.get(key)
-            if key in asked.values or recipe_values.get(key, wanted) == wanted:
+            if key in asked.values or recipe_values.get(key, wanted) == wanted or wanted == MISSING:
                 continue
             yield Problem(
                 what=f"{group}={option} sets {key}={wanted}, "
@@ -282,11 +303,13 @@ def _typed(
     problems += unresolved
     told = {key for problem in problems for key in problem.keys}
     complete = not unresolved
+    # A model that was to come from a folder lacks every number, for one reason.
+    unread = HF_KEY in told or _is_missing(merged, HF_KEY)
     for key in leaf_types():
         if not _is_missing(merged, key):
             continue
         complete = False
-        if key not in told:
+        if key not in told and not (unread and key.startswith("model.") and key != HF_KEY):
             what = f"{key} has no value: neither the recipe {path.stem} nor an override sets it."
             problems.append(Problem(what=what, fix=f"{key}={_example(key)}", keys=(key,)))
     if not complete:
@@ -345,4 +368,9 @@ def _wrong_type(key: str, value: Any, where: str) -> Problem:
 
 
 def _example(key: str) -> str:
-    return {"train.steps": "30", "train.sequence_length": "2048", "train.global_batch": "8"}.get(key, "...")
+    return {
+        "train.steps": "30",
+        "train.sequence_length": "2048",
+        "train.global_batch": "8",
+        HF_KEY: "/path/of/the/model",
+    }.get(key, "...")

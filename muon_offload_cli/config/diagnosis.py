@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muon_offload_cli.config.probing import ProbeReport
-from muon_offload_cli.config.rules.facts import DirectoryFacts, MegatronFacts
+from muon_offload_cli.config.rules.facts import DirectoryFacts
 from muon_offload_cli.machine.devices import ProcessLimits
 from muon_offload_cli.machine.memory import HostMemory
 from muon_offload_cli.units import GIB, format_bytes
@@ -106,7 +106,14 @@ def _software(report: ProbeReport) -> Iterator[Finding]:
         cuda = f"CUDA {software.torch_cuda}" if software.torch_cuda else "built without CUDA"
         yield Finding(name="torch", found=f"{software.torch_version or 'unknown'}, {cuda}")
         if software.version is not None:
-            yield Finding(name="Megatron", found=f"{software.version} ({software.root}): {_has(software)}")
+            yield Finding(name="Megatron", found=str(software))
+            if software.offloader_lacks:
+                yield Finding(
+                    name="its offloader",
+                    found=f"has changed: it lacks {'; '.join(software.offloader_lacks)}",
+                    state=State.WARNING,
+                    fix="use offload.engine=disk or host there: mapped extends that offloader",
+                )
     for problem in report.muon_problems:
         yield Finding(name="Muon", found=problem.what, state=State.BROKEN, fix=problem.fix)
     if software is not None and software.newton_schulz:
@@ -115,16 +122,6 @@ def _software(report: ProbeReport) -> Iterator[Finding]:
         if software.adaptive_muon:
             found += "; adaptive Muon cannot be stepped"
         yield Finding(name="emerging-optimizers", found=found)
-
-
-def _has(software: MegatronFacts) -> str:
-    parts = (
-        ("training loop", software.flags is not None),
-        ("layer-wise Muon", software.layer_wise),
-        ("chunked offloader of its own", software.chunked_offloader),
-        ("Transformer Engine", software.transformer_engine),
-    )
-    return ", ".join(f"{'has' if present else 'no'} {name}" for name, present in parts)
 
 
 def _gpus(machine: Machine) -> Finding:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +12,13 @@ from muon_offload_cli.config.locations import default_offload_directory
 from muon_offload_cli.config.probing import PROBE_TIMEOUT_S, ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
 from muon_offload_cli.config.rules.directory import KEY, uses_directory
-from muon_offload_cli.config.rules.facts import DirectoryFacts, FileFacts, MachineFacts, PlannedFacts
+from muon_offload_cli.config.rules.facts import (
+    DirectoryFacts,
+    FileFacts,
+    MachineFacts,
+    PlannedFacts,
+    PretrainedFacts,
+)
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.machine import memory
@@ -35,6 +43,7 @@ def gather_facts(
     probe: bool,
     write: bool = False,
     planned: PlannedFacts = NOT_PLANNED,
+    data_problems: tuple[Problem, ...] = (),
     probe_timeout_s: float = PROBE_TIMEOUT_S,
 ) -> MachineFacts:
     """Look at the machine for `config`. Leaves nothing behind in the offload directory.
@@ -44,6 +53,7 @@ def gather_facts(
         probe: Ask Megatron too, in a subprocess unless it was asked before.
         write: Try writing and reading 16 MiB in the offload directory.
         planned: What the plan of the run says, if it was made.
+        data_problems: What a look at the data files found, if it was taken.
         probe_timeout_s: How long the probe may take.
     """
     problems: list[Problem] = []
@@ -54,6 +64,7 @@ def gather_facts(
         except UserError as error:
             problems += error.problems
     host = memory.inspect()
+    scripts = [] if config.megatron.entrypoint is None else [config.megatron.entrypoint]
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
     report = ProbeReport()
     if probe and not missing:
@@ -62,7 +73,9 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directories=tuple(directories),
-        files={path: _look_at_file(path) for path in data_files(config)},
+        files={path: _look_at_file(path) for path in [*data_files(config), *scripts]},
+        data_problems=data_problems,
+        pretrained=look_at_pretrained(Path(config.model.from_hf)) if config.model.from_hf else None,
         planned=planned,
         headroom_bytes=host.headroom_bytes,
         memory_limit_bytes=host.limit_bytes,
@@ -70,6 +83,7 @@ def gather_facts(
         num_gpus=report.num_gpus,
         megatron=report.megatron,
         megatron_missing=missing,
+        megatron_beside_script=next((_megatron_beside(each, config.megatron.path) for each in scripts), None),
         problems=(*problems, *report.problems),
         muon_problems=report.muon_problems,
     )
@@ -135,6 +149,48 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
                 )
             ]
         ) from error
+
+
+def _megatron_beside(script: str, megatron_path: str | None) -> str | None:
+    try:
+        folder = Path(script).expanduser().absolute().parent
+        used = None if megatron_path is None else Path(megatron_path).expanduser().resolve()
+        return None if folder.resolve() == used or missing_parts(str(folder)) else str(folder)
+    except (OSError, ValueError, RuntimeError):  # as for `_look_at_file`
+        return None
+
+
+WEIGHTS_INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.model")
+
+
+def look_at_pretrained(folder: Path) -> PretrainedFacts:
+    """Return what the folder of a Hugging Face model holds; what cannot be read counts as not there."""
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError:
+        names = set()
+    try:
+        index = json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"]
+        listed = sorted({str(name) for name in index.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        listed = [WEIGHTS_INDEX] if WEIGHTS_INDEX in names else []
+        names -= {WEIGHTS_INDEX}
+    return PretrainedFacts(
+        weight_files=sum(name.endswith(".safetensors") for name in names),
+        missing=tuple(name for name in listed if name not in names),
+        tokenizer=not names.isdisjoint(TOKENIZER_FILES),
+        bridge=_is_installed("megatron.bridge"),
+        transformers=_is_installed("transformers"),
+    )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        # Its parent is imported, which for megatron is an empty namespace.
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _look_at_file(name: str) -> FileFacts:

@@ -1,9 +1,9 @@
 """What the probe of Megatron said last time, kept by what it was asked of.
 
-The answer is a matter of the installed files alone, so its key is a hash over the interpreter, the search
-path, and path, size and modification time of every file that it comes from. A cache that is damaged, belongs
-to another user or can be written by one is not read. Failing answers are not kept: what repairs them may not
-touch any of these files.
+The answer is a matter of the installed files alone, so its key is a hash over the interpreter, and path, size
+and modification time of every file that it comes from, in the order of the search path. A cache that is
+damaged, belongs to another user or can be written by one is not read. Failing answers are not kept: what
+repairs them may not touch any of these files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from typing import Any
 # Packages below each folder of the search path whose sources decide what the probe says.
 _SOURCES = ("megatron/core", "megatron/training", "emerging_optimizers")
 _FILES = ("megatron/__init__.py", "torch/version.py", "transformer_engine/__init__.py")
-_PROBE = Path(__file__).resolve().parents[1] / "megatron" / "probe.py"
+_PROBE = [
+    Path(__file__).resolve().parents[1] / "megatron" / name for name in ("probe.py", "native_contract.py")
+]
 _KEPT = 4
 _MAX_BYTES = 4 * 1024**2
 
@@ -38,9 +40,12 @@ def cache_file(environment: Mapping[str, str] | None = None) -> Path | None:
 
 
 def fingerprint(search_path: Sequence[str]) -> str:
-    """Return the key of what a probe with this search path would look at."""
+    """Return the key of what a probe with this search path would look at.
+
+    Folders that hold none of it do not count, or every working folder would have an answer of its own.
+    """
     digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0".encode())
-    for line in _states(search_path):
+    for line in filter(None, _states(search_path)):
         digest.update(line.encode(errors="surrogateescape") + b"\0")
     return digest.hexdigest()
 
@@ -84,10 +89,9 @@ def _entries(path: Path | None) -> dict[str, Any]:
 
 
 def _states(search_path: Sequence[str]) -> Iterator[str]:
-    yield _state(_PROBE)
+    yield from map(_state, _PROBE)
     for entry in search_path:
         root = Path(entry or ".").absolute()
-        yield str(root)
         for name in _FILES:
             yield _state(root / name)
         for name in _SOURCES:

@@ -14,6 +14,7 @@ from typing import Any
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.rules.facts import MegatronFacts
+from muon_offload_cli.config.rules.flags import EVERYWHERE
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.machine.devices import gpu_count
@@ -50,7 +51,7 @@ def needs_probe(config: Config, *, here: bool) -> bool:
         here: The run is meant for this machine, so that its GPUs matter.
     """
     return (
-        bool(config.megatron.args)
+        any(name.replace("-", "_") not in EVERYWHERE for name in config.megatron.args)
         or config.megatron.path is not None
         or config.optimizer.name == "adaptive_muon"
         or (here and config.device is Device.cuda)
@@ -84,7 +85,7 @@ def ask_megatron(
     Returns:
         What it said; a probe that failed or hung is a problem of exit code 3.
     """
-    root = str(Path(megatron_path).expanduser().absolute()) if megatron_path else None
+    root = root_of(megatron_path)
     key = "" if cache is None else probe_cache.fingerprint([*([root] if root else []), "", *sys.path])
     kept = probe_cache.load(cache, key) if key else None
     if kept is not None:
@@ -97,19 +98,16 @@ def ask_megatron(
             and not (report.problems or report.muon_problems)
         ):
             return report
-    environment = dict(os.environ)
-    if root:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
     arguments = list(command) if command is not None else [sys.executable, "-m", PROBE_MODULE]
     try:
         done = subprocess.run(
-            arguments, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            arguments, env=importing(root), capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         return _failed(f"gave no answer in {timeout_s:g} s", arguments)
     except OSError as error:
         return _failed(f"could not be started ({error.strerror})", arguments)
-    answer = _last_object(done.stdout)
+    answer = last_object(done.stdout)
     if answer is None:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return _failed(f"exited with {done.returncode}: {last[:300]}", arguments)
@@ -132,7 +130,18 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _last_object(text: str) -> dict[str, Any] | None:
+def root_of(megatron_path: str | None) -> str | None:
+    """Return the absolute folder of a checkout that goes before the installed package, if there is one."""
+    return str(Path(megatron_path).expanduser().absolute()) if megatron_path else None
+
+
+def importing(root: str | None) -> dict[str, str]:
+    """Return the environment of a process that imports Megatron from `root`; None: as this one would."""
+    paths = filter(None, [root, os.environ.get("PYTHONPATH", "")])
+    return os.environ | ({"PYTHONPATH": os.pathsep.join(paths)} if root else {})
+
+
+def last_object(text: str) -> dict[str, Any] | None:
     """Return the last line that is a JSON object: imports may print lines of their own before it."""
     for line in reversed(text.strip().splitlines()):
         try:
@@ -156,6 +165,7 @@ def read_answer(answer: dict[str, Any]) -> ProbeReport:
             root=_text(answer.get("megatron_root")),
             flags=frozenset(flag.lstrip("-").replace("-", "_") for flag in flags) if flags else None,
             chunked_offloader=answer.get("chunked_offloader") is True,
+            offloader_lacks=tuple(_texts(answer.get("offloader_lacks"))),
             layer_wise=answer.get("layer_wise") is True,
             torch_version=_text(answer.get("torch_version")),
             torch_cuda=_text(answer.get("torch_cuda")),

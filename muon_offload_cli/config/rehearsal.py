@@ -7,11 +7,10 @@ optimizer's paths, the engine and its pipeline, the data path, flags of Megatron
 from __future__ import annotations
 
 import copy
-import enum
 import math
 from dataclasses import dataclass
 
-from muon_offload_cli.config.keys import leaf_types
+from muon_offload_cli.config.changes import Change, changes
 from muon_offload_cli.config.rehearsal_model import (
     layers_with_experts,
     layers_with_linear_attention,
@@ -25,18 +24,6 @@ SEQUENCE = 64
 CHUNK_MB = 0.25
 """Small models have a few MiB of state a rank; they should still have many chunks."""
 STAGING_MB = 8.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """One key that a rehearsal sets otherwise."""
-
-    key: str
-    before: object
-    after: object
-
-    def __str__(self) -> str:
-        return f"{self.key} {_spelled(self.before)} -> {_spelled(self.after)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,28 +55,7 @@ def rehearse(config: Config) -> Rehearsal:
     _shrink_training(small, ranks=small.launcher.ranks_per_node)
     small.offload.chunk_mb = min(small.offload.chunk_mb, CHUNK_MB)
     small.offload.staging_mb = min(small.offload.staging_mb, STAGING_MB)
-    changes = tuple(
-        Change(key=key, before=before, after=after)
-        for key in leaf_types()
-        if (before := _value(config, key)) != (after := _value(small, key))
-    )
-    return Rehearsal(config=small, changes=changes, kept=tuple(_kept(config, small)))
-
-
-def _spelled(value: object) -> str:
-    """Write a value as the command line takes it."""
-    if isinstance(value, enum.Enum):
-        return value.name
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _value(config: Config, key: str) -> object:
-    node: object = config
-    for part in key.split("."):
-        node = getattr(node, part)
-    return node
+    return Rehearsal(config=small, changes=changes(config, small), kept=tuple(_kept(config, small)))
 
 
 def ranks_needed(parallel: ParallelConfig, *, experts: bool) -> int:

@@ -24,6 +24,8 @@ def shrink_model(config: Config) -> tuple[ModelConfig, ParallelConfig]:
         config: A run whose parallel sizes are final; it is not changed.
     """
     model, parallel = copy.deepcopy(config.model), copy.deepcopy(config.parallel)
+    # Weights of the real size fit no small model.
+    model.from_hf = None
     _shrink_depth(model, parallel)
     _shrink_attention(model, parallel)
     model.ffn_hidden_size = _multiple(FFN, parallel.tp)

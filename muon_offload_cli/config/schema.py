@@ -9,6 +9,7 @@ named here and an unknown one is refused. The dataclasses are not frozen and use
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +34,19 @@ class Engine(enum.Enum):
 
 
 class DataSource(enum.Enum):
-    """Where tokens come from; ``stdlib`` is the source of the Python standard library, as bytes."""
+    """Where tokens come from.
+
+    ``stdlib`` is the source of the Python standard library, as bytes; ``chat`` is prompts and responses.
+    ``script``: `megatron.entrypoint` brings its own, and gets no flag of data or of the tokenizer but the
+    size of the vocabulary.
+    """
 
     stdlib = "stdlib"
     text = "text"
     indexed = "indexed"
+    chat = "chat"
     mock = "mock"
+    script = "script"
 
 
 class Verify(enum.Enum):
@@ -150,7 +158,7 @@ class OptimizerConfig:
     """The optimizer of the matrices, and Adam's values for embeddings and norms.
 
     Attributes:
-        name: ``dist_muon``, ``muon`` or ``adam``.
+        name: ``dist_muon``, ``muon``, ``adaptive_muon`` or ``adam``.
         lr: Peak learning rate.
         min_lr: Learning rate at the end of the decay.
         lr_warmup_steps: Steps of linear warm-up.
@@ -223,6 +231,14 @@ class OffloadConfig:
     staging_mb: float = 192
     verify: Verify = Verify.off
 
+    @property
+    def host_memory_gib(self) -> float | None:
+        """`host_memory_gb` as a number: None for ``auto``, NaN for what is neither."""
+        try:
+            return None if self.host_memory_gb == "auto" else float(self.host_memory_gb)
+        except ValueError:
+            return math.nan
+
 
 @dataclass(kw_only=True, slots=True)
 class MoeConfig:
@@ -277,6 +293,10 @@ class ModelConfig:
 
     Attributes:
         name: Name of the part below ``conf/model``.
+        from_hf: Folder of a Hugging Face model: its ``config.json`` gives the numbers below that nothing else
+            gives, and must agree with the others; null: there is none.
+        hf_weights: Begin with the weights of that folder, through Megatron-Bridge; false: with random ones.
+        hf_tokenizer: Take that folder's tokenizer where the tokens are no bytes.
         num_layers: Transformer layers, multi-token prediction not counted.
         hidden_size: Width of the residual stream.
         ffn_hidden_size: Width of the feed-forward part of dense layers.
@@ -321,6 +341,9 @@ class ModelConfig:
     """
 
     name: str = MISSING
+    from_hf: str | None = None
+    hf_weights: bool = True
+    hf_tokenizer: bool = True
     num_layers: int = MISSING
     hidden_size: int = MISSING
     ffn_hidden_size: int = MISSING
@@ -369,7 +392,7 @@ class DataConfig:
 
     Attributes:
         source: Which of the ways below is used.
-        paths: Text or jsonl files for ``text``.
+        paths: Text or jsonl files for ``text``; jsonl files of examples for ``chat``.
         prefix: Path without suffix of a prepared ``.bin``/``.idx`` pair for ``indexed``.
         cache_directory: Where prepared byte datasets are kept; null: the user's cache folder.
         jsonl_key: Field of a jsonl line that holds the text.
@@ -422,17 +445,20 @@ class MegatronConfig:
 
     Attributes:
         path: A checkout that goes before the installed package; null: the installed package.
-        entrypoint: A training script of the user's own; null: ours.
+        entrypoint: A training script of the user's own; null: ours. It gets the flags of this configuration,
+            then `args`, then `script_args`.
         param_layout: Megatron's shard-aligned parameter layout with an Adam sibling
             (``false``: the older layer-wise path).
         args: Further Megatron flags by name without dashes, ``recompute_granularity: full``; true
             gives a flag alone.
+        script_args: Words that end the script's command line as they are: ``[--my_flag,3]``.
     """
 
     path: str | None = None
     entrypoint: str | None = None
     param_layout: bool = True
     args: dict[str, Any] = field(default_factory=dict)
+    script_args: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -83,6 +83,6 @@ def _advice(config: Config, bound: Bound) -> str:
         case Bound.DRIVES:
             if config.offload.engine is Engine.mapped:
                 return "offload.engine=disk"
-            if float(config.offload.host_memory_gb) == 0:
+            if not config.offload.host_memory_gib:
                 return "offload.host_memory_gb=auto"
             return f"train.global_batch={2 * config.train.global_batch}, or offload.directory on more drives"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muon_offload_cli.config.schema import Config, Device
-from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.launch.folder import RunFolder
 
 WORKER_MODULE = "muon_offload_cli.megatron.worker"
@@ -35,13 +34,10 @@ def torchrun_command(
     cannot choose the same one; several nodes meet at `launcher.master_address`.
 
     Args:
-        config: The resolved configuration.
+        config: The resolved configuration, which the rules accept.
         folder: The run's folder, whose paths the worker gets.
         python: Interpreter that runs torchrun and, through it, the ranks.
         worker: Module that runs on each rank.
-
-    Raises:
-        UserError: Several nodes without an address, a port or a valid number of this node.
     """
     return [
         python,
@@ -66,34 +62,6 @@ def _rendezvous(config: Config) -> list[str]:
             # containers often cannot resolve.
             return ["--standalone", "--local-addr=127.0.0.1"]
         return ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={launcher.master_port}"]
-    problems = []
-    if not launcher.master_address:
-        problems.append(
-            Problem(
-                what=f"launcher.nodes={launcher.nodes} needs launcher.master_address, the name of node 0.",
-                fix="launcher.master_address=HOST_OF_NODE_0",
-                keys=("launcher.nodes", "launcher.master_address"),
-            )
-        )
-    if launcher.master_port is None:
-        problems.append(
-            Problem(
-                what=f"launcher.nodes={launcher.nodes} needs launcher.master_port, a free port on node 0.",
-                fix="launcher.master_port=29500",
-                keys=("launcher.nodes", "launcher.master_port"),
-            )
-        )
-    if not 0 <= launcher.node_rank < launcher.nodes:
-        problems.append(
-            Problem(
-                what=f"launcher.node_rank={launcher.node_rank} is not among 0 to {launcher.nodes - 1}, "
-                f"the nodes of launcher.nodes={launcher.nodes}.",
-                fix="launcher.node_rank=0",
-                keys=("launcher.nodes", "launcher.node_rank"),
-            )
-        )
-    if problems:
-        raise UserError(problems=problems)
     return [
         f"--nnodes={launcher.nodes}",
         f"--node-rank={launcher.node_rank}",
@@ -157,12 +125,17 @@ def _python_path(config: Config, inherited: str, base: Path) -> str:
     return os.pathsep.join(os.path.normpath(base / Path(entry).expanduser()) for entry in entries)
 
 
-def script(command: Sequence[str], settings: Sequence[Setting], *, base: Path, title: str) -> str:
+def script(
+    command: Sequence[str], settings: Sequence[Setting], *, metrics: Path, base: Path, title: str
+) -> str:
     """Write a bash script that a person can paste and edit; the launcher runs this very text.
+
+    It refuses to start where a run has written already: ranks append to their figures.
 
     Args:
         command: From `torchrun_command`.
         settings: From `environment`.
+        metrics: Folder that the ranks write their figures to.
         base: Working directory of the run, which relative paths in the configuration start from.
         title: One line for the head of the script.
     """
@@ -177,7 +150,17 @@ def script(command: Sequence[str], settings: Sequence[Setting], *, base: Path, t
             lines[-1] += f" {word}"
         else:
             lines.append(f"  {word}")
-    head = ["#!/usr/bin/env bash", "# " + " ".join(title.split()), "set -eu", f"cd {shlex.quote(str(base))}"]
+    taken = f"{metrics.parent} holds a run already; start another with muon-offload train"
+    head = [
+        "#!/usr/bin/env bash",
+        "# " + " ".join(title.split()),
+        "set -eu",
+        f"cd {shlex.quote(str(base))}",
+        f'if [ -n "$(ls -A {shlex.quote(str(metrics))})" ]; then',
+        f"  echo {shlex.quote(taken)} >&2",
+        "  exit 2",
+        "fi",
+    ]
     return "\n".join([*head, *exports, " \\\n".join(lines)]) + "\n"
 
 

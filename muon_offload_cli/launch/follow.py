@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from muon_offload_cli.launch.figures import RankFigures, StepSeen, merge
 from muon_offload_cli.launch.folder import RunFolder
+from muon_offload_cli.launch.quiet import Quiet
 from muon_offload_cli.launch.tail import Tail
 from muon_offload_cli.records import RankReport, StepRecord
 
@@ -19,7 +20,7 @@ class RankReported:
     report: RankReport
 
 
-type Event = StepSeen | RankReported
+type Event = StepSeen | RankReported | Quiet
 
 
 class Follower:

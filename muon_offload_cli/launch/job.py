@@ -17,6 +17,7 @@ import psutil
 from muon_offload_cli.launch.figures import RankFigures
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.follow import Event, Follower
+from muon_offload_cli.launch.quiet import QuietWatch
 from muon_offload_cli.launch.tail import Tail
 from muon_offload_cli.records import RankReport
 
@@ -33,11 +34,13 @@ class Patience:
         grace_s: Between SIGTERM and SIGKILL.
         last_word_s: Between the first sign of a dead rank and the end of the whole job by the
             launcher. Longer than torchrun's own 30 s, which normally settles it.
+        quiet_s: Without a step before it is said which rank has not moved.
     """
 
     poll_s: float = 0.1
     grace_s: float = 10.0
     last_word_s: float = 45.0
+    quiet_s: float = 60.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,6 +90,7 @@ def run_job(
     """
     patience = patience or Patience()
     follower = Follower(folder, ranks)
+    quiet = QuietWatch(follower.figures, follower.reports, patience.quiet_s)
     watch = _FailureWatch(Tail(path=folder.torchrun_log), follower, patience.last_word_s)
     started = time.monotonic()
     gave_up = False
@@ -102,6 +106,8 @@ def run_job(
             warned = False
             while leash.poll() is None and not gave_up:
                 _drain(follower, on_event)
+                for notice in quiet.look(time.monotonic()):
+                    on_event(notice)
                 if noted and not warned:
                     if not (saves_on_sigterm and noted.first == signal.SIGTERM):
                         break

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from muon_offload_cli.config.rules.unread import OFFLOAD_KEYS
+import shlex
+
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.unread import NATIVE_KEYS, keys_read
 from muon_offload_cli.config.schema import Config, DataSource, Engine, Verify
+from muon_offload_cli.config.vocabulary import tokenizer_folder
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.offload.directories import describe
 from muon_offload_cli.units import MIB, format_bytes
@@ -15,8 +19,10 @@ _STATE_LIVES = {
     Engine.disk: "on disk",
 }
 
+NOTHING_KNOWN = MachineFacts()
 
-def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
+
+def preview(config: Config, folder: RunFolder, facts: MachineFacts = NOTHING_KNOWN) -> list[tuple[str, str]]:
     """Return the lines that are shown before a run starts.
 
     The recipe's description is not among them: an override may have made it untrue.
@@ -28,16 +34,17 @@ def preview(config: Config, folder: RunFolder) -> list[tuple[str, str]]:
         ("data", _data(config)),
         ("training", _training(config)),
         ("optimizer", _optimizer(config)),
-        ("muon state", _offload(config)),
+        ("muon state", _offload(config, facts)),
     ]
     if config.resume.source is not None:
         lines.append(("resume from", config.resume.source))
     if config.checkpoint.directory is not None:
         lines.append(("checkpoints", _checkpoint(config)))
     if config.megatron.path is not None:
-        lines.append(("megatron", config.megatron.path))
+        lines.append(("megatron", str(facts.megatron or config.megatron.path)))
     if config.megatron.entrypoint is not None:
-        lines.append(("entrypoint", config.megatron.entrypoint))
+        words = config.megatron.script_args
+        lines.append(("entrypoint", shlex.join([config.megatron.entrypoint, *words])))
     if config.megatron.args:
         shown = ", ".join(f"{name}={value}" for name, value in config.megatron.args.items())
         lines.append(("megatron args", shown))
@@ -72,6 +79,8 @@ def _model(config: Config) -> str:
     text = f"{model.name}: {model.num_layers} layers, hidden {model.hidden_size}"
     if model.moe.num_experts is not None:
         text += f", {model.moe.num_experts} experts (top {model.moe.topk})"
+    if model.from_hf is not None:
+        text += f", {'' if model.hf_weights else 'random weights, numbers '}from {model.from_hf}"
     return text
 
 
@@ -80,13 +89,19 @@ def _data(config: Config) -> str:
     match data.source:
         case DataSource.stdlib:
             return "the Python standard library's source, as bytes"
-        case DataSource.text:
+        case DataSource.text | DataSource.chat:
             shown = ", ".join(data.paths[:3]) + (f" and {len(data.paths) - 3} more" if data.paths[3:] else "")
-            return f"text from {shown}, as bytes"
+            if data.source is DataSource.text:
+                return f"text from {shown}, as bytes"
+            folder = tokenizer_folder(config)
+            tokens = "as bytes" if folder is None else f"with the tokenizer in {folder}"
+            return f"prompts and responses from {shown}, {tokens}; the loss is the responses' alone"
         case DataSource.indexed:
             return f"indexed dataset {data.prefix}"
         case DataSource.mock:
             return "mock tokens"
+        case DataSource.script:
+            return "the script's own"
 
 
 def _training(config: Config) -> str:
@@ -107,12 +122,13 @@ def _optimizer(config: Config) -> str:
     return text
 
 
-def _offload(config: Config) -> str:
+def _offload(config: Config, facts: MachineFacts) -> str:
     offload = config.offload
     parts = []
-    for key in OFFLOAD_KEYS[offload.engine]:
+    read = keys_read(offload.engine, facts)
+    for key in read:
         value = getattr(offload, key)
-        if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and str(value) in ("0", "0.0")):
+        if (key == "fraction" and value >= 1) or (key == "host_memory_gb" and offload.host_memory_gib == 0):
             continue
         if key == "verify":
             if value is not Verify.off:
@@ -127,7 +143,10 @@ def _offload(config: Config) -> str:
                 parts.append(shared)
         else:
             parts.append(f"{key}={value}")
-    return _join(f"engine {offload.engine.name}, {_STATE_LIVES[offload.engine]}", *parts)
+    lives = _STATE_LIVES[offload.engine]
+    if read is NATIVE_KEYS:
+        lives += " of Megatron's own offloader"
+    return _join(f"engine {offload.engine.name}, {lives}", *parts)
 
 
 def _checkpoint(config: Config) -> str:

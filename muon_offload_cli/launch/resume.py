@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from muon_offload_cli.checkpoints.listing import Found, at_step, list_checkpoints, newest
+from muon_offload_cli.checkpoints.listing import Found, at_step, has_optimizer, list_checkpoints, newest
 from muon_offload_cli.checkpoints.names import SAVING, step_of
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.shapes import other_shapes
 from muon_offload_cli.config.vocabulary import vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, wrong
 from muon_offload_cli.units import round_up
@@ -28,7 +30,8 @@ def settle_checkpoints(config: Config, base: Path) -> tuple[Config, list[Problem
         it, or both null; and notes on what was chosen and what was passed over.
 
     Raises:
-        UserError: There is no such checkpoint, it is not complete, or it has not what is asked of it.
+        UserError: There is no such checkpoint, it is not complete, it is another model's, or it has not
+            what is asked of it.
     """
     saving = config.checkpoint.directory
     if saving is not None:
@@ -56,7 +59,7 @@ def settle_checkpoints(config: Config, base: Path) -> tuple[Config, list[Problem
 
 def _same_vocabulary(config: Config, found: Found) -> tuple[Config, list[Problem]]:
     """Pad the vocabulary as in the checkpoint: padding follows the parallel sizes, and is in the softmax."""
-    if found.seal is None:
+    if found.seal is None or min(config.parallel.tp, config.model.make_vocab_size_divisible_by) < 1:
         return config, []
     saved, tp, divisor = (
         found.seal.padded_vocabulary,
@@ -169,14 +172,16 @@ def _exactly(directory: Path, step: int, source: str) -> Found:
 
 
 def _demand_fit(config: Config, found: Found) -> None:
-    problems = []
+    problems = list(_of_another_model(config, found))
     if config.resume.weights_only:
+        if problems:
+            raise UserError(problems=problems)
         return
-    if found.seal is not None and not found.seal.optimizer:
+    if not has_optimizer(found):
         problems.append(
             Problem(
-                what=f"step {found.step} in {found.folder.parent} was saved with checkpoint.optimizer=false: "
-                "it has no optimizer state to go on with.",
+                what=f"step {found.step} in {found.folder.parent} was saved without optimizer state "
+                "(checkpoint.optimizer=false): there is none to go on with.",
                 fix=f"resume={found.folder} resume.weights_only=true, with another checkpoint.directory",
                 keys=(_KEY, "resume.weights_only"),
             )
@@ -192,3 +197,13 @@ def _demand_fit(config: Config, found: Found) -> None:
         )
     if problems:
         raise UserError(problems=problems)
+
+
+def _of_another_model(config: Config, found: Found) -> Iterator[Problem]:
+    for key, (saved, present) in other_shapes(config, found.seal.model if found.seal else {}).items():
+        yield Problem(
+            what=f"step {found.step} in {found.folder.parent} was saved with {key}={saved}, and this run has "
+            f"{key}={present}: its tensors are another model's.",
+            fix=f"{key}={saved}",
+            keys=(key, _KEY),
+        )

@@ -37,7 +37,8 @@ class RankVerdict:
         disk_bytes: Muon state on disk, alignment included.
         host_bytes: Muon state in host memory.
         gpu_bytes: Muon state on the training device between steps.
-        adam_state_bytes: State of the sibling optimizers, which stays on the training device.
+        adam_state_bytes: State of the sibling optimizers that stays on the training device.
+        adam_disk_bytes: State of theirs that lies on disk.
         directory: Where its bytes on disk are.
     """
 
@@ -53,6 +54,7 @@ class RankVerdict:
     gpu_bytes: int = 0
     adam_state_bytes: int = 0
     directory: str = ""
+    adam_disk_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +148,7 @@ def _judge_rank(
         gpu_bytes=report.gpu_bytes,
         adam_state_bytes=report.adam_state_bytes,
         directory=report.directory,
+        adam_disk_bytes=report.adam_disk_bytes,
     )
 
 
@@ -203,11 +206,7 @@ def _memory_fault(config: Config, report: RankReport, figures: RankFigures | Non
 
 def _host_tier(config: Config, host_bytes: int) -> bool:
     """Whether a budget of host memory was given that may hold everything."""
-    budget = str(config.offload.host_memory_gb)
-    try:
-        return host_bytes > 0 and float(budget) > 0
-    except ValueError:
-        return host_bytes > 0 and budget == "auto"
+    return host_bytes > 0 and config.offload.host_memory_gib != 0
 
 
 def _headline(config: Config, rows: list[RankVerdict], died: Collection[int]) -> str:

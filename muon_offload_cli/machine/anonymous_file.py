@@ -5,6 +5,7 @@ A file without a name is gone with its last descriptor, so a killed process leav
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -38,14 +39,32 @@ def open_anonymous(directory: Path, *, tmpfile: bool = True) -> int:
         except OSError as error:
             if error.errno not in _NO_TMPFILE:
                 raise
-    path = directory / f".muon-offload-{os.getpid()}-{secrets.token_hex(8)}"
+    path = directory / f"{_prefix()}{os.getpid()}-{secrets.token_hex(8)}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        path.unlink()
+        # Missing: a process that sees other process numbers (a container) took it for stale.
+        path.unlink(missing_ok=True)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def remove_stale(directory: Path) -> None:
+    """Remove files of this rank whose process was killed in the moment in which they had a name.
+
+    Files of other ranks, and of processes that live, are left alone.
+    """
+    prefix = _prefix()
+    for path in directory.glob(f"{prefix}*"):
+        pid = path.name.removeprefix(prefix).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if pid.isdecimal() and not Path("/proc", pid).exists():
+                path.unlink(missing_ok=True)
+
+
+def _prefix() -> str:
+    return f".muon-offload-rank-{os.environ.get('RANK', '0')}-"
 
 
 def enable_direct_io(fd: int) -> bool:

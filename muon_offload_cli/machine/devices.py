@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from muon_offload_cli.units import MIB
+
 _NVIDIA_SMI_TIMEOUT_S = 10.0
 
 
@@ -49,6 +51,15 @@ def gpu_count(environment: Mapping[str, str] | None = None, root: Path = Path("/
     return present if visible is None else _visible(visible, present)
 
 
+def gpu_memory_bytes(environment: Mapping[str, str] | None = None) -> int | None:
+    """Return the memory of the smallest GPU of this machine as ``nvidia-smi`` tells it; None: not known."""
+    query = ["--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    sizes = re.findall(
+        r"^\d+$", _nvidia_smi(os.environ if environment is None else environment, *query), re.M
+    )
+    return min(map(int, sizes)) * MIB if sizes else None
+
+
 def rank_limits() -> ProcessLimits:
     """Return the limits of this process that its ranks will inherit."""
     return ProcessLimits(
@@ -73,16 +84,25 @@ def _device_files(root: Path) -> int:
 
 
 def _listed_by_nvidia_smi(variables: Mapping[str, str]) -> int:
+    return len(re.findall(r"^GPU \d+:", _nvidia_smi(variables, "-L"), re.MULTILINE))
+
+
+def _nvidia_smi(variables: Mapping[str, str], *arguments: str) -> str:
+    """Return what ``nvidia-smi`` prints, nothing if it is not there or fails."""
     program = shutil.which("nvidia-smi", path=variables.get("PATH"))
     if program is None:
-        return 0
+        return ""
     try:
         answer = subprocess.run(
-            [program, "-L"], capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return len(re.findall(r"^GPU \d+:", answer.stdout, re.MULTILINE)) if answer.returncode == 0 else 0
+        return ""
+    return answer.stdout if answer.returncode == 0 else ""
 
 
 def _visible(visible: str, present: int) -> int:

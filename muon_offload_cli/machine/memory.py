@@ -23,8 +23,6 @@ class HostMemory:
             machine has in use.
         headroom_bytes: What this process could still take and keep: the least over the machine and all its
             groups, dropping page cache where that helps.
-        swap_total_bytes: Swap space.
-        swap_free_bytes: Swap space not in use.
     """
 
     total_bytes: int
@@ -32,8 +30,6 @@ class HostMemory:
     limit_bytes: int | None
     used_bytes: int
     headroom_bytes: int
-    swap_total_bytes: int
-    swap_free_bytes: int
 
 
 def inspect(root: Path = _ROOT) -> HostMemory:
@@ -66,8 +62,6 @@ def inspect(root: Path = _ROOT) -> HostMemory:
         limit_bytes=limit,
         used_bytes=used,
         headroom_bytes=headroom,
-        swap_total_bytes=figures.get("SwapTotal", 0),
-        swap_free_bytes=figures.get("SwapFree", 0),
     )
 
 
@@ -79,8 +73,6 @@ def of_size(total_bytes: int) -> HostMemory:
         limit_bytes=None,
         used_bytes=0,
         headroom_bytes=total_bytes,
-        swap_total_bytes=0,
-        swap_free_bytes=0,
     )
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.errors import Problem, UserError, wrong
+from muon_offload_cli.megatron import native_contract
 from muon_offload_cli.megatron.muon_child import make_muon_child
+from muon_offload_cli.megatron.native import NativeInstallation
 from muon_offload_cli.offload.directories import directories_of
+from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.store import StoreError
 from muon_offload_cli.units import GIB, MIB
+
+MUON_CLASSES = ("TensorParallelMuon", "TensorParallelAdaptiveMuon")
+"""What is taken over of megatron/core/optimizer/emerging_optimizers.py; not all releases have both."""
 
 ENGINES = ("disk", "mapped", "host")
 
@@ -22,28 +30,44 @@ ENGINES = ("disk", "mapped", "host")
 class Installation:
     """The offloader's hold on Megatron in this process.
 
+    It owns no optimizer: one that its program drops is closed by that, and its host memory goes to the next.
+
     Attributes:
-        optimizers: Every Muon optimizer that was built with its state offloaded, in order.
+        settings: For this rank; the optimizers of the process share its budget of host memory.
+        on_built: Called with each optimizer.
     """
 
     def __init__(self, settings: OffloadSettings, on_built: Callable[[Any], None] | None = None) -> None:
-        from megatron.core.optimizer import layer_wise_optimizer
-        from megatron.core.optimizer.emerging_optimizers import TensorParallelMuon
+        from megatron.core.optimizer import emerging_optimizers, layer_wise_optimizer
         from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 
-        self.optimizers: list[Any] = []
+        self.settings = settings
+        self.on_built = on_built
+        self._built_so_far: list[weakref.ref[Any]] = []
         self._module = layer_wise_optimizer
         self._base = Float16OptimizerWithFloat16Params
-        self._on_built = on_built
         # layer_wise_optimizer imported the name by value, so it is rebound there and nowhere else: other
         # builders (plain muon, adam) keep the class they know.
-        self._class = make_muon_child(self._base, TensorParallelMuon, settings, self._built)
+        muon = tuple(filter(None, (getattr(emerging_optimizers, name, None) for name in MUON_CLASSES)))
+        self._class = make_muon_child(self._base, muon, self._next_settings, self._built)
+        self._class.installation = self
         layer_wise_optimizer.Float16OptimizerWithFloat16Params = self._class
 
+    @property
+    def optimizers(self) -> list[Any]:
+        """Every Muon optimizer that was built with its state offloaded and still has it, in order."""
+        built = (reference() for reference in self._built_so_far)
+        return [optimizer for optimizer in built if optimizer is not None and optimizer.close.alive]
+
+    def _next_settings(self) -> OffloadSettings:
+        """Leave the next optimizer what the present ones have not taken of the host memory."""
+        taken = sum(optimizer.offloader.stored_bytes(Tier.HOST) for optimizer in self.optimizers)
+        return replace(self.settings, host_bytes=max(0, self.settings.host_bytes - taken))
+
     def _built(self, optimizer: Any) -> None:
-        self.optimizers.append(optimizer)
-        if self._on_built is not None:
-            self._on_built(optimizer)
+        self._built_so_far.append(weakref.ref(optimizer))
+        if self.on_built is not None:
+            self.on_built(optimizer)
 
     def __enter__(self) -> Self:
         return self
@@ -59,10 +83,12 @@ class Installation:
             self._module.Float16OptimizerWithFloat16Params = self._base
         with ExitStack() as closing:
             for optimizer in self.optimizers:
-                closing.callback(optimizer.offloader.close)
+                closing.callback(optimizer.close)
 
 
-def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = None) -> Installation:
+def install(
+    settings: OffloadSettings, on_built: Callable[[Any], None] | None = None
+) -> Installation | NativeInstallation:
     """Let every Muon optimizer that Megatron's layer-wise optimizer builds from now on offload its state.
 
     Args:
@@ -70,9 +96,29 @@ def install(settings: OffloadSettings, on_built: Callable[[Any], None] | None = 
         on_built: Called with each optimizer as it is built.
 
     Returns:
-        The installation; a second call replaces the settings for optimizers built later.
+        The installation; the present one if it has these settings. With ``mapped`` and a Megatron that brings
+        a chunked offloader, that one is extended, and no offloader of ours is built.
+
+    Raises:
+        UserError: The process has an installation with other settings, or Megatron's own offloader differs
+            from what is relied upon.
     """
-    return Installation(settings, on_built)
+    from megatron.core.optimizer import layer_wise_optimizer
+
+    if settings.engine == "mapped" and native_contract.modules() is not None:
+        return NativeInstallation(settings, on_built)
+    present: Installation | None = getattr(
+        layer_wise_optimizer.Float16OptimizerWithFloat16Params, "installation", None
+    )
+    if present is None:
+        return Installation(settings, on_built)
+    if on_built not in (None, present.on_built) or settings != present.settings:
+        raise wrong(
+            "install() was called a second time with other settings: "
+            f"{_differences(present.settings, settings)}.",
+            "call it once, or close() the first installation before",
+        )
+    return present
 
 
 def make_settings(
@@ -127,6 +173,14 @@ def make_settings(
         host_bytes=round(host_memory_gb * GIB) // sharing,
         windows=windows,
     )
+
+
+def _differences(present: OffloadSettings, asked: OffloadSettings) -> str:
+    pairs = (
+        (field.name, getattr(present, field.name), getattr(asked, field.name)) for field in fields(present)
+    )
+    told = [f"{name}={after}, and {before} is in use" for name, before, after in pairs if before != after]
+    return "; ".join(told) or "another caller's"
 
 
 def _in_range(value: object, low: float, high: float) -> bool:

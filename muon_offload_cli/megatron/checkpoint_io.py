@@ -3,22 +3,32 @@
 Megatron's writer (megatron/core/dist_checkpointing/strategies/filesystem_async.py) copies every device tensor
 to host memory before it writes the first one, hands its results through a process of their own, and reads
 host tensors as it writes them. Here device tensors come one at a time, results stay in the process, and files
-are written by a `PieceWriter`. On the way back every range is compared with its seal before it is loaded.
+are written by a `PieceWriter`. On the way back files are read by a `PieceReader`.
 """
 
 from __future__ import annotations
 
+import io
 import queue
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from muon_offload_cli.checkpoints.seal import FileSeal, Seal, hash_piece
+from muon_offload_cli.checkpoints.seal import FileSeal, Seal
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.megatron.substitute import Substitutions
-from muon_offload_cli.storage.piece_writer import PieceWriter, Sources
+from muon_offload_cli.storage.piece_reader import DamagedFile, FileRange, PieceReader
+from muon_offload_cli.storage.piece_writer import PieceWriter
+from muon_offload_cli.storage.placing import Placing
+from muon_offload_cli.storage.sources import Sources
+from muon_offload_cli.units import MIB
+
+AHEAD_BYTES = 512 * MIB
+"""The largest tensor that is copied or read while another one is under way: host memory holds both."""
 
 
 class Outgoing:
@@ -31,6 +41,7 @@ class Outgoing:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._writers: list[PieceWriter] = []
+        self._unmade: list[OSError] = []
 
     def open(self, path: str, mode: str) -> PieceWriter:
         """Stand for `open` in Megatron's writer, which opens its files this way only.
@@ -40,13 +51,18 @@ class Outgoing:
         """
         if mode != "wb":
             raise ValueError(f"a checkpoint file is opened with mode {mode!r}")
-        writer = PieceWriter(Path(path), self._sources)
+        try:
+            writer = PieceWriter(Path(path), self._sources)
+        except OSError as error:
+            self._unmade.append(error)
+            raise
         self._writers.append(writer)
         return writer
 
     def error(self) -> OSError | None:
         """Return the first error of a file; Megatron turns it into text."""
-        return next((writer.error for writer in self._writers if writer.error is not None), None)
+        errors = [*self._unmade, *(writer.error for writer in self._writers)]
+        return next((error for error in errors if error is not None), None)
 
     def sealed(self) -> dict[str, FileSeal]:
         """Describe what was written, by file name."""
@@ -72,7 +88,7 @@ class Outgoing:
 
 
 class _OnHost(Sequence[Any]):
-    """Write items with their tensors, each copied to the host when it is asked for."""
+    """Write items with their tensors, each copied to the host while the one before it is written."""
 
     def __init__(self, items: Sequence[tuple[Any, torch.Tensor]]) -> None:
         self._items = items
@@ -85,8 +101,16 @@ class _OnHost(Sequence[Any]):
         return item, tensor.cpu()
 
     def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
-        for item, tensor in self._items:
-            yield item, tensor.cpu()
+        with ThreadPoolExecutor(1, thread_name_prefix="muon-save-copy") as ahead:
+            coming: list[Any] = []
+            for index, (item, tensor) in enumerate(self._items):
+                copied = coming.pop().result() if coming else tensor.cpu()
+                coming = [
+                    ahead.submit(following.cpu)
+                    for _, following in self._items[index + 1 : index + 2]
+                    if following.nbytes <= AHEAD_BYTES
+                ]
+                yield item, copied
 
 
 def _one_at_a_time(write_buckets: list[Any], non_blocking: bool = True) -> list[Any]:
@@ -98,47 +122,100 @@ def _one_at_a_time(write_buckets: list[Any], non_blocking: bool = True) -> list[
 
 
 class Incoming:
-    """Compares what a load reads with the seal of the checkpoint.
+    """Stands for torch's reader of checkpoint files: all that is read is compared with the seal first.
+
+    Tensors are read one ahead of the one that is put in its place. What belongs into a direct store goes
+    there with direct I/O, behind the next tensors.
 
     Args:
         folder: The checkpoint.
         seal: Its seal; None: sizes alone are compared with what Megatron's metadata promises.
+        sources: Stores that state is loaded into.
     """
 
-    def __init__(self, folder: Path, seal: Seal | None) -> None:
+    def __init__(self, folder: Path, seal: Seal | None, sources: Sources) -> None:
         self._folder = folder
-        self._ranges: dict[str, list[tuple[int, int, str]]] = {}
-        for name, file in (seal.files if seal else {}).items():
-            offset, ranges = 0, []
-            for length, digest in file.pieces:
-                ranges.append((offset, length, digest))
-                offset += length
-            self._ranges[name] = ranges
+        self._files = seal.files if seal else {}
+        self._sources = sources
 
     def replace_in(self, stack: Substitutions) -> None:
-        """Check every range before torch reads it, until `stack` is closed."""
+        """Read through this object until `stack` is closed."""
         from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-        cut = FileSystemReader._slice_file
+        def read_data(reader: Any, plan: Any, planner: Any) -> Any:
+            try:
+                with closing(Placing()) as placing:
+                    self._read(reader, plan, planner, placing)
+                    placing.finish()
+            except DamagedFile as error:
+                raise damaged(error.path, error.how) from error
+            done: torch.futures.Future[None] = torch.futures.Future()
+            done.set_result(None)
+            return done
 
-        def checked(reader: Any, stream: Any, place: Any) -> Any:
-            self._check(stream, place.relative_path, place.offset, place.length)
-            return cut(reader, stream, place)
+        stack.replace(FileSystemReader, "read_data", read_data)
 
-        stack.replace(FileSystemReader, "_slice_file", checked)
+    def _read(self, reader: Any, plan: Any, planner: Any, placing: Placing) -> None:
+        from torch.distributed.checkpoint.planner import LoadItemType
 
-    def _check(self, stream: Any, name: str, start: int, length: int) -> None:
-        end = start + length
-        size = stream.seek(0, 2)
-        if size < end:
-            raise damaged(self._folder / name, f"is truncated: {size} bytes, at least {end} are needed")
-        for offset, nbytes, digest in self._ranges.get(name, ()):
-            if offset < end and offset + nbytes > start:
-                stream.seek(offset)
-                if hash_piece(stream.read(nbytes)) != digest:
-                    raise damaged(
-                        self._folder / name, f"is damaged between bytes {offset} and {offset + nbytes}"
+        places = {id(item): reader.storage_data[item.storage_index] for item in plan.items}
+        items = sorted(plan.items, key=lambda item: (places[id(item)].relative_path, places[id(item)].offset))
+        with ExitStack() as stack:
+            ahead = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="muon-load"))
+            files: dict[str, PieceReader] = {}
+
+            def read(item: Any) -> Any:
+                place = places[id(item)]
+                name = place.relative_path
+                if name not in files:
+                    seal = self._files.get(name)
+                    files[name] = PieceReader(
+                        self._folder / name, seal.pieces if seal else None, self._sources
                     )
+                    stack.callback(files[name].close)
+                stream = reader.transforms.transform_load_stream(
+                    item,
+                    place.transform_descriptors or (),
+                    FileRange(files[name], place.offset, place.length),
+                )
+                if item.type == LoadItemType.BYTE_IO:
+                    return io.BytesIO(stream.read())
+                return torch.load(stream, map_location="cpu", weights_only=True)
+
+            coming: list[Any] = []
+            for index, item in enumerate(items):
+                loaded = coming.pop().result() if coming else read(item)
+                following = items[index + 1 : index + 2]
+                coming = [
+                    ahead.submit(read, each) for each in following if places[id(each)].length <= AHEAD_BYTES
+                ]
+                if item.type == LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, loaded)
+                    continue
+                target = planner.resolve_tensor(item).detach()
+                self._put(target, _narrowed(loaded, item), placing)
+                planner.commit_tensor(item, target)
+
+    def _put(self, target: torch.Tensor, tensor: torch.Tensor, placing: Placing) -> None:
+        if target.size() != tensor.size():
+            raise ValueError(f"a tensor of {list(tensor.size())} is no {list(target.size())}")
+        address = target.data_ptr() if target.device.type == "cpu" and target.numel() else 0
+        found = self._sources.find_address(address, target.element_size())
+        if found is not None and found[0].direct:
+            if target.is_contiguous() and target.dtype == tensor.dtype:
+                data = tensor.contiguous().flatten().view(torch.uint8).numpy()
+                placing.put(*found, memoryview(data))
+                return
+            # Through the mapping: no direct write may be under way in a page that it faults in.
+            placing.drain()
+        target.copy_(tensor)
+
+
+def _narrowed(tensor: torch.Tensor, item: Any) -> torch.Tensor:
+    from torch.distributed._shard._utils import narrow_tensor_by_index
+
+    narrowed: torch.Tensor = narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths)
+    return narrowed
 
 
 def damaged(path: Path, how: str) -> UserError:

@@ -15,7 +15,9 @@ from muon_offload_cli.checkpoints.keeping import delete_older, make_room, put_in
 from muon_offload_cli.checkpoints.names import SAVING, step_folder
 from muon_offload_cli.checkpoints.seal import FileSeal, Seal, seal_file
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.shapes import shapes_of
 from muon_offload_cli.errors import UserError, does_not_fit
+from muon_offload_cli.machine.resident import resident_growth
 from muon_offload_cli.megatron.checkpoint_io import Incoming, Outgoing
 from muon_offload_cli.megatron.load_differences import demand_same_tensors, first_user_error
 from muon_offload_cli.megatron.observer import Observer
@@ -23,7 +25,7 @@ from muon_offload_cli.megatron.own_settings import keep_own_settings
 from muon_offload_cli.megatron.regrouped import load_into_present_groups
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.offloader import StateOffloader
-from muon_offload_cli.storage.piece_writer import Sources
+from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import describe_errno
 
 
@@ -82,31 +84,32 @@ class Checkpoints:
 
         args = get_args()
         directory = Path(args.save)
-        began = time.perf_counter()
-        for offloader in self._offloaders:
-            offloader.synchronize()
-        flushed = time.perf_counter()
-        growing = self._alone(lambda: make_room(directory))
-        sources = Sources([store for each in self._offloaders for store in each.stores.values()])
-        outgoing = Outgoing(sources)
-        try:
-            with Substitutions() as stack:
+        with resident_growth() as growth:
+            began = time.perf_counter()
+            for offloader in self._offloaders:
+                offloader.synchronize()
+            flushed = time.perf_counter()
+            growing = self._alone(lambda: make_room(directory))
+            with self._sources() as sources, Substitutions() as stack:
+                outgoing = Outgoing(sources)
                 outgoing.replace_in(stack)
                 _stop_at_first_error(stack, outgoing, directory)
                 stack.replace(args, "save", str(growing))
                 save()
-        finally:
-            sources.close()
-        files: dict[str, FileSeal] = {}
-        for part in _gathered(outgoing.sealed()):
-            files.update(part)
-        nbytes = self._alone(lambda: self._finish(directory, step, files))
+            files: dict[str, FileSeal] = {}
+            for part in _gathered(outgoing.sealed()):
+                files.update(part)
+            nbytes = self._alone(lambda: self._finish(directory, step, files))
         self._observer.saved(
             step,
             flush_s=flushed - began,
             write_s=time.perf_counter() - flushed,
             nbytes=nbytes,
+            grown=growth.nbytes,
         )
+
+    def _sources(self) -> Sources:
+        return Sources([store for each in self._offloaders for store in each.stores.values()])
 
     def _finish(self, directory: Path, step: int, files: dict[str, FileSeal]) -> int:
         folder = step_folder(directory / SAVING, step)
@@ -147,6 +150,7 @@ class Checkpoints:
                 "megatron_core": megatron_release(),
                 "torch": torch.__version__,
             },
+            model=shapes_of(self._config),
             files=files,
         )
 
@@ -175,9 +179,8 @@ class Checkpoints:
             return load()
         began = time.perf_counter()
         folder = step_folder(Path(resume.source), resume.step)
-        incoming = Incoming(folder, Seal.read(folder))
-        with Substitutions() as stack:
-            incoming.replace_in(stack)
+        with resident_growth() as growth, self._sources() as sources, Substitutions() as stack:
+            Incoming(folder, Seal.read(folder), sources).replace_in(stack)
             demand_same_tensors(stack, folder)
             keep_own_settings(stack)
             load_into_present_groups(stack)
@@ -190,7 +193,7 @@ class Checkpoints:
         for offloader in self._offloaders:
             if offloader.settings.engine == "disk":
                 offloader.drop_cache()
-        self._observer.loaded(resume.step, time.perf_counter() - began)
+        self._observer.loaded(resume.step, time.perf_counter() - began, growth.nbytes)
         return loaded
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from muon_offload_cli.megatron.cpu_host import tell_host_from_device
 from muon_offload_cli.megatron.substitute import Substitutions
 
 CPU = torch.device("cpu")
@@ -251,3 +252,5 @@ def _replace_megatron(stack: Substitutions) -> None:
     for module in (moe_utils, token_dispatcher):
         if hasattr(module, "maybe_move_tensor_to_cpu"):
             stack.replace(module, "maybe_move_tensor_to_cpu", to_host)
+    # Development branches have an offloader of their own.
+    tell_host_from_device(stack)

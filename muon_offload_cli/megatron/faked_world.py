@@ -21,6 +21,7 @@ from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.flags import megatron_flags
 from muon_offload_cli.megatron.model import embedding_ranks
 from muon_offload_cli.megatron.plain_torch import plain_torch
+from muon_offload_cli.megatron.release import parser_flags
 from muon_offload_cli.megatron.substitute import Substitutions
 
 META = torch.device("meta")
@@ -79,7 +80,9 @@ def faked_world(config: Config) -> Iterator[FakedWorld]:
     Args:
         config: Resolved config; its device is not asked for.
     """
-    flags = megatron_flags(config, device="cpu", transformer_engine=False, data_prefix=None)
+    flags = megatron_flags(
+        config, device="cpu", transformer_engine=False, data_prefix=None, known=parser_flags()
+    )
     extra = ["--fake-process-group", "--init-model-with-meta-device", "--no-initialization"]
     world_size = config.launcher.nodes * config.launcher.ranks_per_node
     with Substitutions() as stack:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from muon_offload_cli.config.schema import Config, ModelConfig, MoeConfig
-from muon_offload_cli.config.vocabulary import vocabulary_size
+from muon_offload_cli.config.rules.family import is_muon
+from muon_offload_cli.config.schema import Config, DataSource, Engine, ModelConfig, MoeConfig
+from muon_offload_cli.config.vocabulary import uses_hf_tokenizer, vocabulary_size
+from muon_offload_cli.units import round_up
+
+LAYOUT_OPT_IN = "--use-layer-wise-param-layout"
+"""Flag of Megatrons whose default is the other layout than that of `megatron.param_layout`."""
+CHUNKED_OFFLOAD = "--chunked-optimizer-state-offload"
+"""Flag of Megatrons that bring a chunked optimizer-state offloader of their own."""
 
 
 def megatron_flags(
-    config: Config, *, device: str, transformer_engine: bool, data_prefix: str | None
+    config: Config,
+    *,
+    device: str,
+    transformer_engine: bool,
+    data_prefix: str | None,
+    known: Set[str] = frozenset(),
 ) -> list[str]:
     """Write the flags that make Megatron's own parser give the run that `config` describes.
 
@@ -19,6 +32,7 @@ def megatron_flags(
         device: ``cpu`` or ``cuda``, as chosen on this machine.
         transformer_engine: Whether layers are built from Transformer Engine.
         data_prefix: Indexed dataset without suffix, or None for mock data.
+        known: Option strings of the parser at hand, where it may be another than the released one's.
 
     Returns:
         Flags in a stable order; ``megatron.args`` come last, so that they win where Megatron lets them.
@@ -27,9 +41,10 @@ def megatron_flags(
     groups = (
         _parallel(config),
         _training(config),
-        _optimizer(config),
+        _optimizer(config, known),
+        _native_offloader(config, known),
         _model(config),
-        _data(config, data_prefix),
+        _data(config, device, data_prefix),
         _device(config.model, device, transformer_engine),
         _checkpoint(config),
     )
@@ -88,12 +103,12 @@ def _training(config: Config) -> Iterator[tuple[str, Any]]:
     yield "no-gradient-accumulation-fusion", True
 
 
-def _optimizer(config: Config) -> Iterator[tuple[str, Any]]:
+def _optimizer(config: Config, known: Set[str]) -> Iterator[tuple[str, Any]]:
     optimizer = config.optimizer
     yield "optimizer", optimizer.name
     yield (
         "use-distributed-optimizer",
-        optimizer.distributed or (optimizer.layer_wise and optimizer.name == "muon"),
+        optimizer.distributed or (optimizer.layer_wise and is_muon(optimizer)),
     )
     yield "lr", optimizer.lr
     yield "min-lr", optimizer.min_lr
@@ -104,7 +119,7 @@ def _optimizer(config: Config) -> Iterator[tuple[str, Any]]:
     yield "adam-beta1", optimizer.adam_beta1
     yield "adam-beta2", optimizer.adam_beta2
     yield "adam-eps", optimizer.adam_eps
-    if optimizer.name in ("muon", "dist_muon"):
+    if is_muon(optimizer):
         yield "muon-momentum", optimizer.muon_momentum
         yield "muon-nesterov", optimizer.muon_nesterov
         yield "muon-no-split-qkv", not optimizer.muon_split_qkv
@@ -112,7 +127,18 @@ def _optimizer(config: Config) -> Iterator[tuple[str, Any]]:
         yield "muon-coefficient-type", optimizer.muon_coefficient_type
         yield "muon-scale-mode", optimizer.muon_scale_mode
         yield "muon-tp-mode", optimizer.muon_tp_mode
-        yield "no-use-layer-wise-param-layout", not config.megatron.param_layout
+        if LAYOUT_OPT_IN in known:
+            yield LAYOUT_OPT_IN, config.megatron.param_layout
+        else:
+            yield "no-use-layer-wise-param-layout", not config.megatron.param_layout
+
+
+def _native_offloader(config: Config, known: Set[str]) -> Iterator[tuple[str, Any]]:
+    if config.offload.engine is Engine.mapped and CHUNKED_OFFLOAD in known:
+        yield CHUNKED_OFFLOAD, True
+        # Whole MiB alone; rounded up, because 0 means one chunk of everything.
+        yield "optimizer-state-offload-chunk-size-mb", math.ceil(config.offload.chunk_mb)
+        yield "optimizer-state-offload-fraction", config.offload.fraction
 
 
 def _model(config: Config) -> Iterator[tuple[str, Any]]:
@@ -197,15 +223,30 @@ def _experts(moe: MoeConfig) -> Iterator[tuple[str, Any]]:
     yield "moe-grouped-gemm", moe.grouped_gemm
 
 
-def _data(config: Config, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
-    yield "tokenizer-type", "NullTokenizer"
-    yield "vocab-size", vocabulary_size(config)
+def _data(config: Config, device: str, data_prefix: str | None) -> Iterator[tuple[str, Any]]:
+    vocabulary = vocabulary_size(config)
+    yield "vocab-size", vocabulary
+    scripts_own = config.data.source is DataSource.script
+    if device == "cpu" or not scripts_own:
+        # A loader's workers pin memory, which needs a driver.
+        yield "num-workers", 0
+    if scripts_own:
+        return
+    if uses_hf_tokenizer(config):
+        yield "tokenizer-type", "HuggingFaceTokenizer"
+        yield "tokenizer-model", config.model.from_hf
+        # Megatron would pad the tokenizer's size, and models have more rows than their tokenizers tokens.
+        rows = config.model.make_vocab_size_divisible_by * config.parallel.tp
+        yield "padded-vocab-size", round_up(vocabulary, rows)
+    else:
+        yield "tokenizer-type", "NullTokenizer"
     if data_prefix is None:
         yield "mock-data", True
     else:
         yield "data-path", [data_prefix]
     yield "split", "1,0,0"
-    yield "num-workers", 0
+    # Else a micro-batch with few tokens in its responses weighs as much as one with many.
+    yield "calculate-per-token-loss", config.data.source is DataSource.chat
     yield "no-create-attention-mask-in-dataloader", True
 
 

@@ -9,7 +9,8 @@ model's weights does it go chunk by chunk. Facts about the base class are in doc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,26 +18,55 @@ import torch
 
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.exact_halves import with_exact_halves
+from muon_offload_cli.megatron.plan_agreement import demand_same_plan
 from muon_offload_cli.offload.offloader import ChunkState, StateOffloader
 from muon_offload_cli.offload.plan import ParameterSpec
 from muon_offload_cli.offload.settings import OffloadSettings
 
 FLOAT16 = (torch.bfloat16, torch.float16)
 MOMENTUM = "momentum_buffer"
-"""Key of Muon's only state (emerging_optimizers, OrthogonalizedOptimizer)."""
+"""Key of Muon's state (emerging_optimizers, OrthogonalizedOptimizer)."""
+SECOND_MOMENT = "moment2_buffer"
+"""Key of what adaptive Muon keeps as well (emerging_optimizers, AdaptiveMuon)."""
 MASTERS = "fp32_from_fp16_params"
 """Key of the masters in the base class's state dict."""
 
 
+def second_moment_shape(optimizer: Any, parameter: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the shape of the second moment that `optimizer` would keep of `parameter`; None: it keeps none.
+
+    Asked of the optimizer itself, on the meta device: adaptive Muon has an element, a row or column, or one
+    number of it, as its method says.
+
+    Raises:
+        UserError: It keeps state that is not known here, or none of what is.
+    """
+    if not hasattr(optimizer, "moment2_method"):
+        return None
+    stand_in = torch.nn.Parameter(torch.empty(parameter.shape, device="meta"))
+    optimizer._init_group({"params": [stand_in]}, skip_non_grad_params=False)
+    state = optimizer.state.pop(stand_in)
+    if set(state) != {MOMENTUM, SECOND_MOMENT}:
+        raise wrong(
+            f"{type(optimizer).__name__} keeps {', '.join(state)}, which is not what can be offloaded",
+            "optimizer.name=dist_muon",
+            "optimizer.name",
+        )
+    return tuple(state[SECOND_MOMENT].shape)
+
+
 def make_muon_child(
-    base: type[Any], muon: type[Any], settings: OffloadSettings, on_built: Callable[[Any], None]
+    base: type[Any],
+    muon: tuple[type[Any], ...],
+    settings: Callable[[], OffloadSettings],
+    on_built: Callable[[Any], None],
 ) -> type[Any]:
     """Make the class that stands for `base` where layer-wise wraps its children.
 
     Args:
         base: Megatron's `Float16OptimizerWithFloat16Params`.
-        muon: The torch optimizer that is taken over; a child of any other class becomes a plain `base`.
-        settings: Engine, budgets, directory.
+        muon: The torch optimizers that are taken over; a child of any other class becomes a plain `base`.
+        settings: Gives the next instance's engine, budgets, directory.
         on_built: Called with each instance once its state is in place.
 
     Returns:
@@ -49,11 +79,17 @@ def make_muon_child(
         A master's ``.data`` is a CPU view of its bytes between steps, a NaN placeholder on the device while
         gradients are prepared (a forgotten read shows itself), and a view of a window while it is stepped.
         Object identity of masters never changes: Megatron keys state by it.
+
+        Attributes:
+            offloader: Owner of the bytes.
+            close: Stops the offloader's threads and releases its memory and its file; masters are
+                placeholders from then on, also those that the model still holds. Happens by itself where the
+                optimizer is collected as garbage; a second call does nothing.
         """
 
         def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            if type(optimizer) is muon and any(parameter.dtype in FLOAT16 for parameter in parameters):
+            if type(optimizer) in muon and any(parameter.dtype in FLOAT16 for parameter in parameters):
                 return super().__new__(cls)
             return base(optimizer, *args, **kwargs)
 
@@ -68,23 +104,29 @@ def make_muon_child(
             ]
             self._model_params = [parameter for _, parameter in self._offloaded]
             device = self._model_params[0].device
-            self.offloader = StateOffloader(
-                [
-                    ParameterSpec(
-                        shape=tuple(parameter.shape),
-                        domain=bool(groups[group].get("is_expert_parallel", False)),
-                    )
-                    for group, parameter in self._offloaded
-                ],
-                settings,
-                device,
-            )
+            specs = [
+                ParameterSpec(
+                    shape=tuple(parameter.shape),
+                    domain=bool(groups[group].get("is_expert_parallel", False)),
+                    second_moment=second_moment_shape(optimizer, parameter),
+                )
+                for group, parameter in self._offloaded
+            ]
+            self.offloader = StateOffloader(specs, settings(), device)
             try:
+                peers = getattr(optimizer, "pg_collection", None)
+                demand_same_plan(self.offloader.plan, specs, peers, device)
                 self._take_over(base, (optimizer, config, grad_scaler, init_state_fn), originals)
             except BaseException:
                 # Whoever builds an optimizer in vain has nothing to close.
                 self.offloader.close()
                 raise
+            stepped = weakref.ref(optimizer)
+            self.close = weakref.finalize(
+                self, _release, self.offloader, self._masters, self._placeholders, stepped, self._resting
+            )
+            # A process that ends leaves nothing behind, and its threads are joined before this could run.
+            self.close.atexit = False
             on_built(self)
 
         def _take_over(self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]) -> None:
@@ -100,12 +142,11 @@ def make_muon_child(
                 [parameter for parameter in parameters if parameter.dtype not in FLOAT16]
                 for parameters in originals
             ]
-            self._resting = [torch.empty(0)] * len(self._masters), [torch.empty(0)] * len(self._masters)
-            for state in self.offloader.resting():
-                for index, master, momentum in zip(
-                    state.parameters, state.masters, state.momenta, strict=True
-                ):
-                    self._resting[0][index], self._resting[1][index] = master, momentum
+            self._resting: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {
+                index: (master, kept)
+                for state in self.offloader.resting()
+                for index, master, kept in _members(state)
+            }
             self._rest(range(len(self._masters)))
 
         def _bear_masters(
@@ -151,20 +192,19 @@ def make_muon_child(
             return members
 
         def _rest(self, parameters: Any) -> None:
-            """Point masters and momenta at their bytes between steps."""
-            masters, momenta = self._resting
+            """Point masters and their state at their bytes between steps."""
             for index in parameters:
                 master = self._masters[index]
                 master.grad = None
-                master.data = masters[index]
-                self.optimizer.state[master][MOMENTUM] = momenta[index]
+                master.data, kept = self._resting[index]
+                self.optimizer.state[master].update(kept)
 
         def _enter(self, state: ChunkState) -> None:
-            """Point masters and momenta of a chunk at its window."""
-            for index, data, momentum in zip(state.parameters, state.masters, state.momenta, strict=True):
+            """Point masters and state of a chunk at its window."""
+            for index, data, kept in _members(state):
                 master = self._masters[index]
                 master.data = data
-                self.optimizer.state[master][MOMENTUM] = momentum
+                self.optimizer.state[master].update(kept)
 
         @contextmanager
         def _stepping(self, members: list[list[Any]]) -> Iterator[None]:
@@ -234,11 +274,12 @@ def make_muon_child(
             with self.offloader.written_outside():
                 with self._without_masters_in_place(state_dict) as rest:
                     super().load_state_dict(rest)
-                for master, momentum in zip(self._masters, self._resting[1], strict=True):
-                    loaded = self.optimizer.state[master][MOMENTUM]
-                    if loaded.data_ptr() != momentum.data_ptr():
-                        momentum.copy_(loaded)
-                    self.optimizer.state[master][MOMENTUM] = momentum
+                for index, (_, kept) in self._resting.items():
+                    state = self.optimizer.state[self._masters[index]]
+                    for key, place in kept.items():
+                        if state[key].data_ptr() != place.data_ptr():
+                            place.copy_(state[key])
+                        state[key] = place
 
         @contextmanager
         def _without_masters_in_place(self, state_dict: Any) -> Iterator[Any]:
@@ -272,3 +313,32 @@ def make_muon_child(
         restore_from_cpu = offload_to_cpu
 
     return OffloadedMuon
+
+
+def _members(state: ChunkState) -> Iterator[tuple[int, torch.Tensor, dict[str, torch.Tensor]]]:
+    """Yield index, master and optimizer state, by key, of each parameter of a chunk."""
+    for place, index in enumerate(state.parameters):
+        kept = {MOMENTUM: state.momenta[place]}
+        if state.second_moments:
+            kept[SECOND_MOMENT] = state.second_moments[place]
+        yield index, state.masters[place], kept
+
+
+def _release(
+    offloader: StateOffloader,
+    masters: Sequence[Any],
+    placeholders: Sequence[torch.Tensor],
+    stepped: weakref.ref[Any],
+    resting: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]],
+) -> None:
+    """Close `offloader`, and first drop every view of its bytes, which would keep them in memory or on disk.
+
+    A model keeps its masters (``main_param``) when its optimizer is gone.
+    """
+    optimizer = stepped()
+    for master, placeholder in zip(masters, placeholders, strict=True):
+        master.data = placeholder
+        if optimizer is not None:
+            optimizer.state.pop(master, None)
+    resting.clear()
+    offloader.close()

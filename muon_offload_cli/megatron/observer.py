@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import torch
 
+from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron import state_census
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.offloader import StateOffloader
@@ -28,16 +29,27 @@ class Observer:
         report_path: Where it is written.
         metrics_path: One JSON line a step is appended here.
         engine: The backend that was asked for.
+        script: The user's own training script, which may build any optimizer; None: ours trains.
     """
 
-    def __init__(self, report: RankReport, report_path: Path, metrics_path: Path, engine: str) -> None:
+    def __init__(
+        self,
+        report: RankReport,
+        report_path: Path,
+        metrics_path: Path,
+        engine: str,
+        script: str | None = None,
+    ) -> None:
         self.report = report
         self._report_path = report_path
         self._metrics: TextIO = metrics_path.open("a", buffering=1)
         self._engine = engine
+        self._script = script
         self._offloaders: list[StateOffloader] = []
         self._model: list[torch.nn.Module] = []
         self._optimizer: Any = None
+        self._megatron_logs = False
+        self._in_a_step = False
         self._model_peak = 0
         self._last = time.perf_counter()
         self._totals = (0, 0, 0.0, 0.0)
@@ -47,11 +59,26 @@ class Observer:
         from megatron.training import training
 
         log, setup, build = training.training_log, training.setup_model_and_optimizer, training.get_model
+        loop = training.train
         names = inspect.signature(log)
 
         def training_log(*args: Any, **kwargs: Any) -> Any:
-            self._step(names.bind(*args, **kwargs).arguments)
+            given = names.bind(*args, **kwargs).arguments
+            # A loop of a script's own that logs: its first step was counted before that was known.
+            counted = not self._megatron_logs and given["iteration"] == self.report.last_step
+            self._megatron_logs = True
+            if not counted:
+                self._step(
+                    int(given["iteration"]),
+                    loss=_mean_loss(given["loss_dict"]),
+                    grad_norm=given.get("grad_norm"),
+                    learning_rate=given.get("learning_rate"),
+                )
             return log(*args, **kwargs)
+
+        def train(*args: Any, **kwargs: Any) -> Any:
+            self._megatron_logs = True
+            return loop(*args, **kwargs)
 
         def setup_model_and_optimizer(*args: Any, **kwargs: Any) -> Any:
             built = setup(*args, **kwargs)
@@ -70,6 +97,35 @@ class Observer:
         stack.replace(training, "get_model", get_model)
         stack.replace(training, "training_log", training_log)
         stack.replace(training, "setup_model_and_optimizer", setup_model_and_optimizer)
+        stack.replace(training, "train", train)
+        self._watch_other_loops(stack)
+
+    def _watch_other_loops(self, stack: Substitutions) -> None:
+        """Count the optimizer's steps where a script has a loop of its own, which logs nothing here.
+
+        The first optimizer that steps is the one that counts.
+        """
+        from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+        step = ChainedOptimizer.step
+
+        def step_and_record(optimizer: Any) -> Any:
+            if self._megatron_logs or self._in_a_step:
+                return step(optimizer)
+            if self._optimizer is None:
+                self._optimizer = optimizer
+                self._attached()
+            self._in_a_step = True
+            try:
+                result = step(optimizer)
+            finally:
+                self._in_a_step = False
+            if optimizer is self._optimizer:
+                rate = next((group.get("lr") for group in optimizer.param_groups), None)
+                self._step(self.report.last_step + 1, loss=None, grad_norm=result[1], learning_rate=rate)
+            return result
+
+        stack.replace(ChainedOptimizer, "step", step_and_record)
 
     def built(self, optimizer: Any) -> None:
         """Take note of a Muon optimizer whose state was offloaded."""
@@ -79,16 +135,29 @@ class Observer:
         return sum(offloader.stored_bytes(tier) for offloader in self._offloaders)
 
     def _attached(self) -> None:
+        """Take stock of the optimizer that was built.
+
+        Raises:
+            UserError: A script built one whose state cannot be what was asked to be moved.
+        """
+        if self._script and self._engine != "none" and not state_census.is_layer_wise(self._optimizer):
+            raise wrong(
+                f"megatron.entrypoint={self._script} built an optimizer without layer-wise Muon, "
+                f"and offload.engine={self._engine} moves nothing else",
+                "offload.engine=none",
+                "megatron.entrypoint",
+                "offload.engine",
+            )
         report = self.report
         report.muon_parameters = state_census.muon_parameters(self._optimizer)
-        report.muon_state_bytes = report.muon_parameters * state_census.MUON_ITEM_BYTES
+        report.muon_state_bytes = state_census.muon_state_bytes(self._optimizer)
         report.chunks = sum(len(offloader.plan.chunks) for offloader in self._offloaders)
         report.build_gpu_peak_bytes = torch.cuda.max_memory_allocated()
         report.disk_bytes = self._bytes(Tier.DISK)
         report.host_bytes = self._bytes(Tier.HOST)
         taken = sum(chunk.state_bytes for offloader in self._offloaders for chunk in offloader.plan.chunks)
         # What no offloader took over is resident, whatever was asked for.
-        report.gpu_bytes = self._bytes(Tier.GPU) + report.muon_state_bytes - taken
+        report.gpu_bytes = self._bytes(Tier.GPU) + max(0, report.muon_state_bytes - taken)
         report.engine = self._engine if self._offloaders else "none"
         for offloader in self._offloaders:
             store = offloader.stores.get(Tier.DISK)
@@ -116,23 +185,27 @@ class Observer:
             sum(offloader.io_busy_s for offloader in self._offloaders),
         )
 
-    def _step(self, arguments: dict[str, Any]) -> None:
+    def _step(self, step: int, *, loss: float | None, grad_norm: Any, learning_rate: float | None) -> None:
         now = time.perf_counter()
         totals = self._count()
-        sweeps = min((offloader.sweeps for offloader in self._offloaders), default=0)
+        # Megatron's own offloader takes momenta off the device from the first step on.
+        self.report.disk_bytes = self._bytes(Tier.DISK)
+        parts = [getattr(child, "offloader", None) for child in state_census.children(self._optimizer)]
+        # A program may have other optimizers, which step when it pleases them.
+        counted = [part for part in parts if part is not None] or self._offloaders
+        sweeps = min((offloader.sweeps for offloader in counted), default=0)
         self.report.steps += 1
-        self.report.last_step = int(arguments["iteration"])
+        self.report.last_step = step
         from_backend = sweeps > self.report.steps_from_backend
         read, written, wait_s, busy_s = (
             now - before for now, before in zip(totals, self._totals, strict=True)
         )
         self.report.steps_from_backend = sweeps
-        grad_norm = arguments.get("grad_norm")
         record = StepRecord(
-            step=arguments["iteration"],
-            loss=_mean_loss(arguments["loss_dict"]),
+            step=step,
+            loss=loss,
             grad_norm=None if grad_norm is None else float(grad_norm),
-            learning_rate=arguments.get("learning_rate"),
+            learning_rate=learning_rate,
             seconds=now - self._last,
             engine=self.report.engine if from_backend else "none",
             chunks=self.report.chunks if from_backend else 0,
@@ -161,27 +234,29 @@ class Observer:
             parts.append(f"{format_bytes(self.report.gpu_bytes)} on the device")
         return ", ".join(parts)
 
-    def saved(self, step: int, *, flush_s: float, write_s: float, nbytes: int) -> None:
+    def saved(self, step: int, *, flush_s: float, write_s: float, nbytes: int, grown: int) -> None:
         """Record a checkpoint; its time is not part of the next step."""
         report = self.report
         report.saves += 1
         report.saved_step = step
-        report.save_flush_s += flush_s
-        report.save_write_s += write_s
+        report.save_flush_s = flush_s
+        report.save_write_s = write_s
         report.save_bytes = nbytes
+        report.save_memory_bytes = max(report.save_memory_bytes, grown)
         print(
             f"saved step {step}: {flush_s:.2f} s of waiting for write-back, "
-            f"{write_s:.2f} s of writing {format_bytes(nbytes)}",
+            f"{write_s:.2f} s of writing {format_bytes(nbytes)}; memory grew by {format_bytes(grown)}",
             flush=True,
         )
         self.write()
         self._last = time.perf_counter()
 
-    def loaded(self, step: int, seconds: float) -> None:
+    def loaded(self, step: int, seconds: float, grown: int) -> None:
         """Record that the run goes on from a checkpoint."""
+        self.report.load_memory_bytes = grown
         self.report.loaded_step = step
         self.report.load_s = seconds
-        print(f"loaded step {step} in {seconds:.2f} s", flush=True)
+        print(f"loaded step {step} in {seconds:.2f} s; memory grew by {format_bytes(grown)}", flush=True)
         self.write()
 
     def stopped(self, step: int) -> None:
@@ -199,7 +274,11 @@ class Observer:
             for part in store.parts
             if part.slowest_s >= STALL_S
         ]
-        self.report.adam_state_bytes = state_census.sibling_state_bytes(self._optimizer)
+        # Copies that Megatron's own offloader left under way.
+        torch.cuda.synchronize()
+        self.report.adam_disk_bytes = state_census.sibling_disk_bytes(self._optimizer)
+        resident = state_census.sibling_state_bytes(self._optimizer) - self.report.adam_disk_bytes
+        self.report.adam_state_bytes = max(0, resident)
         if digest:
             self.report.digests = state_census.digests(self._model, self._optimizer)
         self.report.finished = True

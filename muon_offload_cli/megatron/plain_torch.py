@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,7 @@ def plain_torch() -> Iterator[None]:
     with Substitutions() as stack:
         _allow_more_of_norms(stack)
         stand_in_for_fla(stack)
-        _skip_compiling_shipped_helpers(stack)
+        _use_compiled_helpers(stack)
         _let_adam_be_loaded(stack)
         yield
 
@@ -71,10 +72,19 @@ def _allow_more_of_norms(stack: Substitutions) -> None:
     stack.replace(torch_norm.WrappedTorchNorm, "__new__", build_tagged)
 
 
-def _skip_compiling_shipped_helpers(stack: Substitutions) -> None:
-    """The wheel ships the dataset helpers compiled, without the Makefile that Megatron would run."""
+def _use_compiled_helpers(stack: Substitutions) -> None:
+    """Take dataset helpers that are compiled already; Megatron would run `make` and exit where that fails.
+
+    The wheel ships them without a Makefile. A fresh checkout has none, and compiling them needs pybind11 and
+    a writable checkout, so those of an installed wheel stand in: they have no part in the optimizer.
+    """
+    from megatron.core import datasets
     from megatron.core.datasets import utils
 
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        shipped = str(metadata.distribution("megatron-core").locate_file("megatron/core/datasets"))
+        # Asked last: a module that the checkout has is never taken from the wheel.
+        stack.replace(datasets, "__path__", [*datasets.__path__, shipped])
     try:
         from megatron.core.datasets import helpers_cpp  # noqa: F401
     except ImportError:

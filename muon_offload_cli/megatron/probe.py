@@ -7,7 +7,6 @@ checkout of Megatron calls itself by the version of the last release.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import sys
@@ -18,7 +17,8 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from muon_offload_cli.megatron.release import megatron_release
+from muon_offload_cli.megatron import native_contract
+from muon_offload_cli.megatron.release import megatron_release, parser_flags
 
 INSTALL_MEGATRON = 'pip install "megatron-core==0.19.2"'
 INSTALL_OPTIMIZERS = 'pip install "emerging-optimizers==0.3.0"'
@@ -41,6 +41,7 @@ class ProbeAnswer:
         flags: Option strings of Megatron's parser; empty without its training loop.
         layer_wise: Whether it has the layer-wise optimizer that is taken over.
         chunked_offloader: Whether it brings a chunked optimizer-state offloader of its own.
+        offloader_lacks: What that one lacks of what is relied upon to map its buffers from files.
         transformer_engine: Whether Transformer Engine is installed.
         optimizers_version: Of emerging-optimizers; None if it is not installed under that name.
         newton_schulz: Steps that run, by coefficient type; empty if Muon cannot be used.
@@ -58,6 +59,7 @@ class ProbeAnswer:
     flags: list[str] = field(default_factory=list)
     layer_wise: bool = False
     chunked_offloader: bool = False
+    offloader_lacks: list[str] = field(default_factory=list)
     transformer_engine: bool = False
     optimizers_version: str | None = None
     newton_schulz: dict[str, list[int]] = field(default_factory=dict)
@@ -92,21 +94,23 @@ def _look_at_megatron(answer: ProbeAnswer) -> None:
     answer.megatron_root = str(package_info.__file__ or "").partition("/megatron/core/")[0] or None
     try:
         from megatron.training.argument_utils import pretrain_cfg_container_from_args  # noqa: F401
-        from megatron.training.arguments import add_megatron_arguments, parse_and_validate_args  # noqa: F401
+        from megatron.training.arguments import parse_and_validate_args  # noqa: F401
+
+        answer.flags = sorted(parser_flags())
     except ImportError as error:
         what = f"megatron-core {version} comes without the training loop that is used here: {error}."
         answer.problems.append(_problem(what, _package_of(error)))
-    else:
-        parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-        answer.flags = sorted(option for action in parser._actions for option in action.option_strings)
     try:
-        from megatron.core.optimizer import layer_wise_optimizer, optimizer
+        from megatron.core.optimizer import layer_wise_optimizer
+        from megatron.core.optimizer.optimizer_config import OptimizerConfig
     except ImportError as error:
         what = f"megatron-core {version} has no layer-wise optimizer: {error}."
         answer.muon_problems.append(_problem(what, _package_of(error)))
         return
     answer.layer_wise = hasattr(layer_wise_optimizer, "Float16OptimizerWithFloat16Params")
-    answer.chunked_offloader = hasattr(optimizer, "ChunkedOptimizerStateOffloader")
+    native = native_contract.modules()
+    answer.chunked_offloader = native is not None
+    answer.offloader_lacks = native_contract.missing_parts(*native, OptimizerConfig) if native else []
     if not answer.layer_wise:
         what = (
             f"megatron-core {version} wraps layer-wise optimizers in another class than the one that is "

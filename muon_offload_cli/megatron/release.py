@@ -1,6 +1,8 @@
-"""Which release of Megatron this is, for people to read; what it can do is asked in `probe`."""
+"""Which Megatron this is: the release, for people to read, and the flags that it takes."""
 
 from __future__ import annotations
+
+import argparse
 
 
 def megatron_release() -> str:
@@ -15,3 +17,15 @@ def megatron_release() -> str:
     from megatron.core import package_info
 
     return str(package_info.__version__).partition("+")[0]
+
+
+def parser_flags() -> frozenset[str]:
+    """Return the option strings of Megatron's own parser.
+
+    Raises:
+        ImportError: This Megatron comes without its training loop.
+    """
+    from megatron.training.arguments import add_megatron_arguments
+
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    return frozenset(option for action in parser._actions for option in action.option_strings)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-MUON_ITEM_BYTES = 8
-"""Momentum and master weight, fp32 each."""
+from muon_offload_cli.megatron.muon_child import MOMENTUM, SECOND_MOMENT, second_moment_shape
+from muon_offload_cli.offload.plan import ParameterSpec
 
 
 def children(optimizer: Any) -> Iterator[Any]:
@@ -22,6 +22,15 @@ def children(optimizer: Any) -> Iterator[Any]:
         yield from children(child)
 
 
+def is_layer_wise(optimizer: Any) -> bool:
+    """Whether a layer-wise optimizer is in `optimizer`: only the Muon that it builds is taken over."""
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+
+    return isinstance(optimizer, LayerWiseDistributedOptimizer) or any(
+        map(is_layer_wise, getattr(optimizer, "chained_optimizers", ()))
+    )
+
+
 def is_muon(child: Any) -> bool:
     """Whether a leaf steps parameters with Muon."""
     from megatron.core.optimizer.emerging_optimizers import TensorParallelMuon
@@ -31,13 +40,28 @@ def is_muon(child: Any) -> bool:
 
 def muon_parameters(optimizer: Any) -> int:
     """Count the elements that Muon owns on this rank."""
+    return sum(parameter.numel() for _, parameter in _stepped_by_muon(optimizer))
+
+
+def muon_state_bytes(optimizer: Any) -> int:
+    """Count the bytes of Muon's masters, momenta and second moments, whether they are made yet or not."""
     return sum(
-        parameter.numel()
-        for child in children(optimizer)
-        if is_muon(child)
-        for group in child.optimizer.param_groups
-        for parameter in group["params"]
+        sum(
+            ParameterSpec(
+                shape=tuple(parameter.shape), second_moment=second_moment_shape(muon, parameter)
+            ).sizes
+        )
+        for muon, parameter in _stepped_by_muon(optimizer)
     )
+
+
+def _stepped_by_muon(optimizer: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield each parameter of Muon's with the torch optimizer that steps it."""
+    for child in children(optimizer):
+        if is_muon(child):
+            for group in child.optimizer.param_groups:
+                for parameter in group["params"]:
+                    yield child.optimizer, parameter
 
 
 def sibling_state_bytes(optimizer: Any) -> int:
@@ -54,17 +78,28 @@ def sibling_state_bytes(optimizer: Any) -> int:
     return total
 
 
+def sibling_disk_bytes(optimizer: Any) -> int:
+    """Count the bytes of those leaves that Megatron's own offloader keeps in files (`native`)."""
+    offloaders = (
+        getattr(child, "_optimizer_state_offloader", None)
+        for child in children(optimizer)
+        if not is_muon(child)
+    )
+    found = (getattr(offloader, "buffers", None) for offloader in offloaders)
+    return sum(buffers.nbytes for buffers in found if buffers is not None)
+
+
 def digests(model: Iterable[torch.nn.Module], optimizer: Any) -> dict[str, str]:
-    """Hash all weights, and Muon's masters and momenta, in order of the parameters' names.
+    """Hash all weights, and Muon's masters and state, in order of the parameters' names.
 
     Returns:
-        SHA-256 in hexadecimal by kind: ``weights``, ``masters``, ``momenta``.
+        SHA-256 in hexadecimal by kind: ``weights``, ``masters``, ``momenta``, and ``second_moments`` if there
+        are any.
     """
-    momenta: dict[int, torch.Tensor] = {}
+    states: dict[int, Any] = {}
     for child in children(optimizer):
         if is_muon(child):
-            for parameter, state in child.optimizer.state.items():
-                momenta[id(parameter)] = state["momentum_buffer"]
+            states |= {id(parameter): state for parameter, state in child.optimizer.state.items()}
     # Virtual pipeline stages number their layers alike, each from 0.
     weights = {
         f"{stage} {name}": parameter
@@ -74,13 +109,14 @@ def digests(model: Iterable[torch.nn.Module], optimizer: Any) -> dict[str, str]:
     masters: dict[str, torch.Tensor] = {}
     for name, parameter in weights.items():
         master = getattr(parameter, "main_param", None)
-        if master is not None and id(master) in momenta:
+        if master is not None and id(master) in states:
             masters[name] = master
-    return {
-        "weights": _digest(weights),
-        "masters": _digest(masters),
-        "momenta": _digest({name: momenta[id(master)] for name, master in masters.items()}),
-    }
+    found = {"weights": _digest(weights), "masters": _digest(masters)}
+    for kind, key in (("momenta", MOMENTUM), ("second_moments", SECOND_MOMENT)):
+        of_kind = {name: states[id(master)].get(key) for name, master in masters.items()}
+        if kind == "momenta" or any(tensor is not None for tensor in of_kind.values()):
+            found[kind] = _digest(of_kind)
+    return found
 
 
 def _digest(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -11,16 +11,20 @@ from typing import Any, NoReturn
 import torch
 
 from muon_offload_cli.config.schema import Config, Device, Engine
+from muon_offload_cli.config.vocabulary import tokenizer_folder
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.attach import install
 from muon_offload_cli.megatron.checkpoints import Checkpoints
 from muon_offload_cli.megatron.cpu_device import cpu_device
-from muon_offload_cli.megatron.data.byte_dataset import prepare
+from muon_offload_cli.megatron.entry_point import run_script
 from muon_offload_cli.megatron.flags import megatron_flags
+from muon_offload_cli.megatron.hf_weights import watch_for_weights
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.plain_torch import has_transformer_engine, plain_torch
+from muon_offload_cli.megatron.release import parser_flags
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.planner.settings import offload_settings
+from muon_offload_cli.tokens.preparation import prepare
 
 
 def choose_device(device: Device) -> str:
@@ -46,10 +50,16 @@ def train(config: Config, device: str, observer: Observer) -> None:
         device: ``cpu`` or ``cuda``.
         observer: Gets every step, and the final state.
     """
-    prepared = prepare(config.data)
+    prepared = prepare(config.data, tokenizer_folder(config))
     prefix = None if prepared.prefix is None else str(prepared.prefix)
     transformer_engine = device == "cuda" and has_transformer_engine()
-    flags = megatron_flags(config, device=device, transformer_engine=transformer_engine, data_prefix=prefix)
+    flags = megatron_flags(
+        config,
+        device=device,
+        transformer_engine=transformer_engine,
+        data_prefix=prefix,
+        known=parser_flags(),
+    )
     with Substitutions() as stack:
         if device == "cpu":
             stack.enter_context(cpu_device())
@@ -57,6 +67,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
         # Megatron's parser reads the process's arguments and nothing else.
         stack.replace(sys, "argv", [sys.argv[0], *flags])
         stack.replace(argparse.ArgumentParser, "error", _refuse_flag)
+        watch_for_weights(config, stack)
         observer.watch(stack)
         checkpoints = Checkpoints(config, observer)
         checkpoints.watch(stack)
@@ -68,21 +79,33 @@ def train(config: Config, device: str, observer: Observer) -> None:
 
             local_rank = int(os.environ.get("LOCAL_RANK", "0"))
             stack.enter_context(install(offload_settings(config, local_rank=local_rank), built))
-        try:
-            _pretrain(prepared, transformer_engine=transformer_engine)
-        except SystemExit as leaving:
-            # How Megatron ends a run early on request: SIGTERM, --exit-interval, --exit-duration-in-mins.
-            if leaving.code not in (None, 0):
-                raise
+        if config.megatron.entrypoint is not None:
+            run_script(config.megatron.entrypoint, [*flags, *config.megatron.script_args])
+            if not observer.report.last_step:
+                raise wrong(
+                    f"megatron.entrypoint={config.megatron.entrypoint} ended, and no optimizer of Megatron's "
+                    "took a step in it: nothing was trained",
+                    "name the script that calls megatron.training's pretrain()",
+                    "megatron.entrypoint",
+                )
+        else:
+            try:
+                _pretrain(prepared, transformer_engine=transformer_engine)
+            except SystemExit as leaving:
+                # How Megatron ends a run early on request: SIGTERM, --exit-interval, --exit-duration-in-mins.
+                if leaving.code not in (None, 0):
+                    raise
         observer.finish(digest=config.run.digest)
-        torch.distributed.destroy_process_group()
+        # A script of the user's own may have done so, or never have begun.
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def _refuse_flag(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """Tell what Megatron's parser says of a value as the request's fault, on every rank alike."""
+    """Tell what Megatron's or a script's parser says as the request's fault, on every rank alike."""
     raise wrong(
-        f"Megatron's parser refuses a flag: {message}.",
-        "change the value of that flag in megatron.args, or the key that it comes from",
+        f"the parser of Megatron's flags refuses one: {message}.",
+        "change it in megatron.args or megatron.script_args, or the key that it comes from",
         "megatron.args",
     )
 

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from muon_offload_cli.errors import UserError
+from muon_offload_cli.megatron.entry_point import ScriptExitError
 from muon_offload_cli.records import RankReport
 
 
@@ -34,6 +35,10 @@ def main(arguments: list[str]) -> int:
         report.write(report_path)
         print(f"user error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except ScriptExitError as leaving:
+        report.error = str(leaving)
+        report.write(report_path)
+        return leaving.code
     except BaseException as error:  # noqa: BLE001
         # The rank's boundary: the report names the cause, the log keeps the traceback.
         traceback.print_exc()
@@ -65,7 +70,8 @@ def _train(config_path: Path, folder: Path, report: RankReport, report_path: Pat
     report.megatron_version = megatron_release()
     report.write(report_path)
     metrics = folder / "metrics" / f"rank_{report.rank}.jsonl"
-    observer = Observer(report, report_path, metrics, config.offload.engine.name)
+    script = config.megatron.entrypoint
+    observer = Observer(report, report_path, metrics, config.offload.engine.name, script)
     try:
         train(config, device, observer)
     finally:

@@ -18,7 +18,6 @@ from muon_offload_cli.offload.mover import AddressableMover, Mover, StagedMover
 from muon_offload_cli.offload.pipeline import Pipeline
 from muon_offload_cli.offload.placement import bound_to, near
 from muon_offload_cli.offload.plan import (
-    STATE_ITEM_BYTES,
     Chunk,
     ChunkPlan,
     ParameterSpec,
@@ -49,12 +48,14 @@ class ChunkState:
         parameters: Indices of the parameters, in optimizer order.
         masters: Master weight of each.
         momenta: Momentum of each.
+        second_moments: Second moment of each, in its own shape; empty if the optimizer keeps none.
     """
 
     chunk: int
     parameters: tuple[int, ...]
     masters: tuple[torch.Tensor, ...]
     momenta: tuple[torch.Tensor, ...]
+    second_moments: tuple[torch.Tensor, ...] = ()
 
 
 class StateOffloader:
@@ -205,16 +206,15 @@ class StateOffloader:
             return self._state(chunk, self._gpu_images[chunk.index])
         memory = self.stores[chunk.tier].view(self._extents[chunk.index])
 
-        def view(parameter: int, slot: Slot) -> torch.Tensor:
+        def view(shape: tuple[int, ...], slot: Slot) -> torch.Tensor:
             # A storage of the tensor's own size: Megatron's checkpoint writer clones tensors whose storage
             # is larger than themselves.
-            shape = self._parameters[parameter].shape
             if not slot.nbytes:
                 return torch.empty(shape)
             own = memory[slot.offset : slot.offset + slot.nbytes]
             return torch.frombuffer(own, dtype=torch.float32).view(shape)
 
-        return _chunk_state(chunk, view)
+        return self._chunk_state(chunk, view)
 
     def synchronize(self) -> None:
         """Block until every tier holds the current bytes."""
@@ -287,25 +287,27 @@ class StateOffloader:
         return state
 
     def _state(self, chunk: Chunk, image: torch.Tensor) -> ChunkState:
-        def view(parameter: int, slot: Slot) -> torch.Tensor:
-            shape = self._parameters[parameter].shape
+        def view(shape: tuple[int, ...], slot: Slot) -> torch.Tensor:
             return image[slot.offset : slot.offset + slot.nbytes].view(torch.float32).view(shape)
 
-        return _chunk_state(chunk, view)
+        return self._chunk_state(chunk, view)
 
-
-def _chunk_state(chunk: Chunk, view: Callable[[int, Slot], torch.Tensor]) -> ChunkState:
-    return ChunkState(
-        chunk=chunk.index,
-        parameters=chunk.parameters,
-        masters=tuple(map(view, chunk.parameters, chunk.masters)),
-        momenta=tuple(map(view, chunk.parameters, chunk.momenta)),
-    )
+    def _chunk_state(self, chunk: Chunk, view: Callable[[tuple[int, ...], Slot], torch.Tensor]) -> ChunkState:
+        members = [self._parameters[index] for index in chunk.parameters]
+        shapes = [member.shape for member in members]
+        moments = [member.second_moment or () for member in members]
+        return ChunkState(
+            chunk=chunk.index,
+            parameters=chunk.parameters,
+            masters=tuple(map(view, shapes, chunk.masters)),
+            momenta=tuple(map(view, shapes, chunk.momenta)),
+            second_moments=tuple(map(view, moments, chunk.second_moments)),
+        )
 
 
 def state_bytes(parameters: Sequence[ParameterSpec]) -> int:
-    """Bytes of momentum and master weight of `parameters`: 8 an element."""
-    return sum(2 * STATE_ITEM_BYTES * parameter.numel for parameter in parameters)
+    """Bytes of all state of `parameters` without padding: 8 an element where there is no second moment."""
+    return sum(sum(parameter.sizes) for parameter in parameters)
 
 
 def _open_store(tier: Tier, settings: OffloadSettings, size: int, pinned: bool) -> Store:

@@ -7,9 +7,10 @@ parameter runs a collective while it is stepped, so all tensor-parallel peers mu
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muon_offload_cli.units import round_up
 
@@ -20,7 +21,7 @@ CHUNK_ALIGNMENT = 4096
 """Bytes; a chunk's size is a multiple, so that O_DIRECT can move it whole."""
 
 STATE_ITEM_BYTES = 4
-"""Momentum and master weight are fp32."""
+"""All state is fp32."""
 
 
 class Tier(enum.Enum):
@@ -39,18 +40,23 @@ class ParameterSpec:
         shape: Local shape on this rank.
         domain: Parameters of different domains never share a chunk; used for those whose collectives run
             in different groups, so that peers of either group cut alike.
+        second_moment: Shape of the second moment that an adaptive optimizer keeps; None: there is none.
     """
 
     shape: tuple[int, ...]
     domain: Hashable = None
+    second_moment: tuple[int, ...] | None = None
 
     @property
     def numel(self) -> int:
         """Elements."""
-        numel = 1
-        for size in self.shape:
-            numel *= size
-        return numel
+        return math.prod(self.shape)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of its master weight, its momentum and, where there is one, its second moment."""
+        moment = () if self.second_moment is None else (math.prod(self.second_moment),)
+        return tuple(numel * STATE_ITEM_BYTES for numel in (self.numel, self.numel, *moment))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +76,7 @@ class Chunk:
         parameters: Indices of its parameters, in optimizer order.
         masters: Place of each parameter's master weight.
         momenta: Place of each parameter's momentum.
+        second_moments: Place of each parameter's second moment; empty if the optimizer keeps none.
         nbytes: Size of the chunk's image, a multiple of `CHUNK_ALIGNMENT`.
         tier: Where it lives between steps.
     """
@@ -80,11 +87,12 @@ class Chunk:
     momenta: tuple[Slot, ...]
     nbytes: int
     tier: Tier
+    second_moments: tuple[Slot, ...] = ()
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of momentum and masters without padding."""
-        return sum(slot.nbytes for slot in self.masters) + sum(slot.nbytes for slot in self.momenta)
+        """Bytes of all state without padding."""
+        return sum(slot.nbytes for slot in (*self.masters, *self.momenta, *self.second_moments))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +128,7 @@ def plan_chunks(
     every second step only. Between the ends, disk and host alternate.
 
     Args:
-        parameters: In the optimizer's order.
+        parameters: In the optimizer's order; all with a second moment, or none.
         chunk_bytes: Budget of a chunk; a larger parameter gets a chunk of its own. 0: one chunk a domain.
         fraction: Part of the bytes that leaves the GPU, 0 to 1.
         host_bytes: Host memory of this rank that may hold chunks for good.
@@ -156,7 +164,7 @@ def plan_chunks(
     streamed = [chunk for chunk in images if chunk.tier is Tier.DISK]
     hosted = _hosted(streamed, host_bytes, windows) if disk else {chunk.index for chunk in streamed}
     return ChunkPlan(
-        chunks=tuple(_with_tier(chunk, Tier.HOST) if chunk.index in hosted else chunk for chunk in images)
+        chunks=tuple(replace(chunk, tier=Tier.HOST) if chunk.index in hosted else chunk for chunk in images)
     )
 
 
@@ -167,17 +175,16 @@ def window_sizes(chunks: Sequence[Chunk], count: int) -> list[int]:
 
 
 def _image_bytes(parameter: ParameterSpec) -> int:
-    return 2 * round_up(parameter.numel * STATE_ITEM_BYTES, STATE_ALIGNMENT)
+    return sum(round_up(nbytes, STATE_ALIGNMENT) for nbytes in parameter.sizes)
 
 
 def _lay_out(index: int, members: list[int], parameters: Sequence[ParameterSpec], tier: Tier) -> Chunk:
-    """Place all masters of a chunk, then all its momenta, each aligned."""
+    """Place all masters of a chunk, then all its momenta, then all its second moments, each aligned."""
     cursor = 0
     rows: list[tuple[Slot, ...]] = []
-    for _ in ("masters", "momenta"):
+    for sizes in zip(*(parameters[member].sizes for member in members), strict=True):
         row = []
-        for member in members:
-            nbytes = parameters[member].numel * STATE_ITEM_BYTES
+        for nbytes in sizes:
             row.append(Slot(offset=cursor, nbytes=nbytes))
             cursor += round_up(nbytes, STATE_ALIGNMENT)
         rows.append(tuple(row))
@@ -186,6 +193,7 @@ def _lay_out(index: int, members: list[int], parameters: Sequence[ParameterSpec]
         parameters=tuple(members),
         masters=rows[0],
         momenta=rows[1],
+        second_moments=rows[2] if len(rows) > 2 else (),
         # Never empty: the turns of a window are handed over by bytes.
         nbytes=round_up(max(cursor, 1), CHUNK_ALIGNMENT),
         tier=tier,
@@ -220,14 +228,3 @@ def _spread(chunks: Sequence[Chunk], host_bytes: int) -> set[int]:
             left -= chunk.nbytes
             credit -= chunk.nbytes
     return chosen
-
-
-def _with_tier(chunk: Chunk, tier: Tier) -> Chunk:
-    return Chunk(
-        index=chunk.index,
-        parameters=chunk.parameters,
-        masters=chunk.masters,
-        momenta=chunk.momenta,
-        nbytes=chunk.nbytes,
-        tier=tier,
-    )

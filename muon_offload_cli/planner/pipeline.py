@@ -8,16 +8,19 @@ virtual stage, in each of them stage by stage.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from muon_offload_cli.config.rules.settings import setting
+from muon_offload_cli.config.rules.settings import has_flag, setting
+from muon_offload_cli.config.rules.stages import (
+    EMBEDDING,
+    LAYOUT,
+    LOSS,
+    layout_rows,
+    split_of,
+    virtual_stages,
+)
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import UserError, wrong
-
-_LAYOUT = "parallel.pipeline_model_parallel_layout"
-_LONGEST_LAYOUT = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,15 +43,11 @@ class ModelChunk:
 
 
 def model_chunks(config: Config) -> list[list[ModelChunk]]:
-    """Return, for each pipeline stage, its model chunks in order.
-
-    Raises:
-        UserError: The layers cannot be shared out so.
-    """
+    """Return, for each pipeline stage of a run that the rules accept, its model chunks in order."""
     stages = config.parallel.pp
-    layout = argument(config, "pipeline_model_parallel_layout")
-    rows = _rows_of_layout(str(layout), stages) if layout is not None else _rows(config, stages)
-    total = sum(row.count("t") for row in rows)
+    # No layout given is no layout either.
+    rows = layout_rows(str(argument(config, LAYOUT))) or _rows(config, stages)
+    total = config.model.num_layers
     chunks: list[list[ModelChunk]] = [[] for _ in range(stages)]
     start = 0
     for number, row in enumerate(rows):
@@ -62,9 +61,6 @@ def model_chunks(config: Config) -> list[list[ModelChunk]]:
         )
         chunks[number % stages].append(chunk)
         start = end
-    if total != config.model.num_layers:
-        what = f"{_LAYOUT}={layout} names {total} layers, and model.num_layers={config.model.num_layers}."
-        raise wrong(what, "name each decoder layer by one t", _LAYOUT, "model.num_layers")
     return chunks
 
 
@@ -75,89 +71,16 @@ def argument(config: Config, name: str) -> Any:
 
 def _rows(config: Config, stages: int) -> list[str]:
     """Write an even split, or one with its own first and last stage, as rows of a layout."""
-    virtual = _virtual_stages(config)
-    counts = _layers_of_stages(config, stages)
-    for count in counts:
-        if count % virtual:
-            raise wrong(
-                f"a pipeline stage of {count} layers cannot be cut into {virtual} virtual stages.",
-                "choose a number of virtual stages that divides the layers of every stage",
-                "parallel.num_virtual_stages_per_pipeline_rank",
-            )
+    virtual, split = virtual_stages(config), split_of(config)
+    counts = [split.middle] * stages
+    counts[0] = split.first or counts[0]
+    counts[-1] = split.last or counts[-1]
     rows = ["t" * (counts[stage] // virtual) for _ in range(virtual) for stage in range(stages)]
     # An embedding or loss that counts as a layer takes the place of one.
-    if argument(config, "account_for_embedding_in_pipeline_split"):
+    if has_flag(config, EMBEDDING):
         rows[0] = rows[0][1:]
-    if argument(config, "account_for_loss_in_pipeline_split"):
+    if has_flag(config, LOSS):
         rows[-1] = rows[-1][1:]
     rows[0] = "E" + rows[0]
     rows[-1] += "m" * (config.model.mtp_num_layers or 0) + "L"
     return rows
-
-
-def _rows_of_layout(text: str, stages: int) -> list[str]:
-    """Unroll a layout such as ``Ettt|(tt|)*29,m|L`` (``parse_str_to_list`` in Megatron)."""
-    fix = f"{_LAYOUT}='E" + "t|" * (stages - 1) + "tL'"
-
-    def unroll(found: re.Match[str]) -> str:
-        part, times = found.group(1), int(found.group(2))
-        if len(part) * times > _LONGEST_LAYOUT:
-            raise wrong(f"{_LAYOUT}={text[:120]} is too long.", fix, _LAYOUT)
-        return part * times
-
-    rows = text.replace(",", "").replace(" ", "")
-    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        rows = re.sub(pattern, unroll, rows)
-    found = rows.split("|")
-    if set(rows) - set("Etm|L") or not rows.startswith("E") or not rows.endswith("L"):
-        raise wrong(f"{_LAYOUT}={text} is no layout: it goes from E over t and m to L.", fix, _LAYOUT)
-    if len(found) % stages:
-        what = f"{_LAYOUT}={text} has {len(found)} parts, no multiple of parallel.pp={stages}."
-        raise wrong(what, fix, _LAYOUT, "parallel.pp")
-    return found
-
-
-def _layers_of_stages(config: Config, stages: int) -> list[int]:
-    layers = config.model.num_layers
-    first = _count(argument(config, "decoder_first_pipeline_num_layers"))
-    last = _count(argument(config, "decoder_last_pipeline_num_layers"))
-    if stages == 1:
-        return [layers]
-    if first is None and last is None:
-        layers += bool(argument(config, "account_for_embedding_in_pipeline_split"))
-        layers += bool(argument(config, "account_for_loss_in_pipeline_split"))
-    middle = stages - (first is not None) - (last is not None)
-    left = layers - (first or 0) - (last or 0)
-    if left < 0 or (left and middle < 1) or (middle > 0 and left % middle):
-        raise _uneven(layers, stages)
-    counts = [left // middle if middle > 0 else 0] * stages
-    if first is not None:
-        counts[0] = first
-    if last is not None:
-        counts[-1] = last
-    return counts
-
-
-def _virtual_stages(config: Config) -> int:
-    stages = config.parallel.pp
-    if stages == 1:
-        return 1
-    given = _count(argument(config, "num_virtual_stages_per_pipeline_rank"))
-    per_chunk = _count(argument(config, "num_layers_per_virtual_pipeline_stage"))
-    if given is None and per_chunk is not None:
-        key = "megatron.args.num_layers_per_virtual_pipeline_stage"
-        per_stage = config.model.num_layers // stages
-        if per_chunk < 1 or per_stage % per_chunk:
-            what = f"{key}={per_chunk} does not divide the {per_stage} layers of a pipeline stage."
-            raise wrong(what, f"{key}=1", key)
-        given = per_stage // per_chunk
-    return max(given or 1, 1)
-
-
-def _count(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _uneven(layers: int, stages: int) -> UserError:
-    what = f"model.num_layers={layers} cannot be shared out over parallel.pp={stages} stages."
-    return wrong(what, "parallel.pp=1", "model.num_layers", "parallel.pp")

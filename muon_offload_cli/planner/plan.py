@@ -13,9 +13,9 @@ from muon_offload_cli.planner.distribution import Distribution, Place, Share, pl
 from muon_offload_cli.planner.inventory import Inventory, take_inventory
 from muon_offload_cli.planner.rank import (
     ADAM_STATE_BYTES,
-    MUON_STATE_BYTES,
     WEIGHT_BYTES,
     RankFigures,
+    muon_state_bytes,
     rank_figures,
 )
 from muon_offload_cli.planner.settings import offload_settings
@@ -49,7 +49,7 @@ class NodeTotal:
         rank_disk_bytes: The same by local rank.
         host_bytes: Host memory that holds state between steps.
         staging_bytes: Host memory of all staging rings.
-        muon_state_bytes: Momenta and master weights, wherever they are.
+        muon_state_bytes: Momenta, master weights and second moments, wherever they are.
         read: Bytes that a step reads from its drives.
         written: Bytes that a step writes to them.
         read_behind: See `Traffic`.
@@ -84,7 +84,7 @@ class LargeParameter:
         name: ``decoder.layers.*.mlp.linear_fc1.weight``.
         shape: Local shape on a rank.
         count: How many there are, each counted once a rank's part.
-        state_bytes: Momentum and master weight of one.
+        state_bytes: All state of one.
     """
 
     name: str
@@ -145,6 +145,7 @@ class Planner:
 
     def __init__(self, config: Config, layers: Layers) -> None:
         self._config = config
+        self._item_bytes = muon_state_bytes(config.optimizer)
         self.inventory: Inventory = take_inventory(config, layers)
         self.layers = layers
         self._distribution = Distribution(config, self.inventory)
@@ -168,7 +169,7 @@ class Planner:
             largest=next(iter(self._largest(0)), None),
             oversized=tuple(self._largest(settings.chunk_bytes)) if settings.chunk_bytes else (),
             checkpoint_bytes=total * WEIGHT_BYTES
-            + muon * MUON_STATE_BYTES
+            + muon * self._item_bytes
             + (total - muon) * ADAM_STATE_BYTES,
         )
 
@@ -194,6 +195,7 @@ class Planner:
                     held_elements=share.held_elements,
                     adam_elements=share.adam_elements,
                     settings=settings,
+                    item_bytes=self._item_bytes,
                 )
             figures[place] = planned[key]
         return figures
@@ -211,7 +213,7 @@ class Planner:
         counts: dict[tuple[str, tuple[int, ...], int], int] = {}
         for tensors in self.inventory.stages:
             for tensor in tensors:
-                state = tensor.numel * MUON_STATE_BYTES
+                state = tensor.numel * self._item_bytes
                 if tensor.optimizer is Optimizer.MUON and state > above_bytes:
                     key = (_NUMBER.sub("*", tensor.name), tensor.shape, state)
                     counts[key] = counts.get(key, 0) + tensor.parts

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muon_offload_cli.config.rules.family import ADAPTIVE_MUON
+from muon_offload_cli.config.schema import OptimizerConfig
 from muon_offload_cli.offload.plan import Chunk, ChunkPlan, ParameterSpec, Tier, plan_chunks, window_sizes
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.tensors import TensorInfo
 from muon_offload_cli.storage.stripes import Stripes
 
-MUON_STATE_BYTES = 8
-"""Bytes an element: momentum and master weight, fp32 each."""
+STATE_BYTES = 4
+"""Bytes an element of each kind of state: fp32."""
+
+
+def muon_state_bytes(optimizer: OptimizerConfig) -> int:
+    """Return the bytes an element of Muon's state: master, momentum, and adaptive Muon's second moment.
+
+    Of the latter there is an element for each of the weight's (``adaptive_muon_moment2_method`` in
+    megatron/core/optimizer/optimizer_config.py, which no flag changes).
+    """
+    return STATE_BYTES * (3 if optimizer.name == ADAPTIVE_MUON else 2)
+
 
 ADAM_STATE_BYTES = 12
 """Bytes an element: two moments and master weight, fp32 each."""
@@ -53,6 +65,7 @@ class RankFigures:
         adam_parameters: Elements of which Adam's state is here.
         momentum_bytes: Muon's momenta.
         master_bytes: Muon's master weights.
+        second_moment_bytes: Adaptive Muon's second moments.
         disk_bytes: Reserved on disk, alignment included.
         host_bytes: Host memory that holds state between steps, alignment included.
         gpu_bytes: Device memory that holds Muon's state between steps, alignment included.
@@ -76,6 +89,7 @@ class RankFigures:
     adam_parameters: int
     momentum_bytes: int
     master_bytes: int
+    second_moment_bytes: int
     disk_bytes: int
     host_bytes: int
     gpu_bytes: int
@@ -94,8 +108,8 @@ class RankFigures:
 
     @property
     def muon_state_bytes(self) -> int:
-        """Momenta and master weights, without alignment."""
-        return self.momentum_bytes + self.master_bytes
+        """All of Muon's state, without alignment."""
+        return self.momentum_bytes + self.master_bytes + self.second_moment_bytes
 
     @property
     def device_bytes(self) -> int:
@@ -110,7 +124,12 @@ class RankFigures:
 
 
 def rank_figures(
-    owned: Sequence[TensorInfo], *, held_elements: int, adam_elements: int, settings: OffloadSettings
+    owned: Sequence[TensorInfo],
+    *,
+    held_elements: int,
+    adam_elements: int,
+    settings: OffloadSettings,
+    item_bytes: int = 2 * STATE_BYTES,
 ) -> RankFigures:
     """Plan one rank.
 
@@ -119,9 +138,11 @@ def rank_figures(
         held_elements: Elements of all weights on the rank.
         adam_elements: Elements of which Adam's state is here.
         settings: What the offloader will be told; engine ``none`` moves nothing.
+        item_bytes: What `muon_state_bytes` returns.
     """
     muon = sum(tensor.numel for tensor in owned)
-    plan = _plan(owned, settings)
+    second_moments = item_bytes > 2 * STATE_BYTES
+    plan = _plan(owned, settings, second_moments)
     streamed = plan.of_tier(Tier.HOST, Tier.DISK)
     disk, host = plan.bytes_of(Tier.DISK), plan.bytes_of(Tier.HOST)
     staged = settings.engine == "disk" and disk > 0
@@ -133,11 +154,12 @@ def rank_figures(
         parameters=held_elements,
         muon_parameters=muon,
         adam_parameters=adam_elements,
-        momentum_bytes=muon * MUON_STATE_BYTES // 2,
-        master_bytes=muon * MUON_STATE_BYTES // 2,
+        momentum_bytes=muon * STATE_BYTES,
+        master_bytes=muon * STATE_BYTES,
+        second_moment_bytes=muon * STATE_BYTES * second_moments,
         disk_bytes=disk,
         host_bytes=host,
-        gpu_bytes=muon * MUON_STATE_BYTES if resident else plan.bytes_of(Tier.GPU),
+        gpu_bytes=muon * item_bytes if resident else plan.bytes_of(Tier.GPU),
         staging_bytes=2 * slots * piece_bytes,
         window_bytes=sum(windows),
         weight_bytes=held_elements * WEIGHT_BYTES,
@@ -146,7 +168,7 @@ def rank_figures(
         chunks=len(plan.chunks),
         chunks_on_disk=len(plan.of_tier(Tier.DISK)),
         windows=len(windows),
-        largest_bytes=max((tensor.numel for tensor in owned), default=0) * MUON_STATE_BYTES,
+        largest_bytes=max((tensor.numel for tensor in owned), default=0) * item_bytes,
         open_files=files if disk else 0,
         # One mapping a ring, one of the host tier's memory, and those of the files for their views.
         maps=2 * staged + (host > 0) + _file_maps(disk, files, mapped=settings.engine == "mapped"),
@@ -161,11 +183,18 @@ def _file_maps(disk: int, files: int, *, mapped: bool) -> int:
     return Stripes(size=disk, files=files).count + files * mapped
 
 
-def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings) -> ChunkPlan:
+def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings, second_moments: bool) -> ChunkPlan:
     if settings.engine == "none" or not owned:
         return ChunkPlan(chunks=())
     return plan_chunks(
-        [ParameterSpec(shape=tensor.shape, domain=tensor.expert) for tensor in owned],
+        [
+            ParameterSpec(
+                shape=tensor.shape,
+                domain=tensor.expert,
+                second_moment=tensor.shape if second_moments else None,
+            )
+            for tensor in owned
+        ],
         chunk_bytes=settings.chunk_bytes,
         fraction=settings.fraction,
         host_bytes=settings.host_bytes,

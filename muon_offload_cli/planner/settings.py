@@ -10,8 +10,6 @@ from muon_offload_cli.offload.directories import directories_of
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.units import GIB, MIB
 
-AUTO = "auto"
-
 
 def offload_settings(config: Config, *, local_rank: int = 0) -> OffloadSettings:
     """Turn the config's units into one rank's settings; a node's budget is shared by its ranks.
@@ -30,7 +28,7 @@ def offload_settings(config: Config, *, local_rank: int = 0) -> OffloadSettings:
         # Rounded up: 0 bytes would mean one chunk of everything.
         chunk_bytes=math.ceil(offload.chunk_mb * MIB),
         fraction=offload.fraction,
-        host_bytes=round(float(offload.host_memory_gb) * GIB) // ranks,
+        host_bytes=round((offload.host_memory_gib or 0) * GIB) // ranks,
         windows=offload.windows,
         io_threads=offload.io_threads,
         staging_bytes=round(offload.staging_mb * MIB),

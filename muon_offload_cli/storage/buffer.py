@@ -113,3 +113,8 @@ def _map_private(nbytes: int) -> mmap.mmap:
 def address_of(buffer: memoryview) -> int:
     """Return the address of the first byte of a contiguous buffer; 0 for an empty one."""
     return np.frombuffer(buffer, np.uint8).ctypes.data if buffer.nbytes else 0
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy all bytes; other threads run meanwhile, which they do not when slices are assigned."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

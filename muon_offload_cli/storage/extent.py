@@ -50,32 +50,3 @@ def lay_out(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Extent]:
         extents.append(extent)
         offset = extent.end
     return extents
-
-
-def pieces(extent: Extent, piece_bytes: int) -> list[Extent]:
-    """Cut an extent into pieces of at most `piece_bytes`, with offsets relative to its first byte.
-
-    Args:
-        extent: What to cut.
-        piece_bytes: A positive multiple of `ALIGNMENT`, so that pieces of an aligned extent begin aligned.
-
-    Raises:
-        ValueError: `piece_bytes` is not such a number.
-    """
-    if piece_bytes <= 0 or piece_bytes % ALIGNMENT:
-        raise ValueError(f"piece_bytes={piece_bytes} is not a positive multiple of {ALIGNMENT}")
-    return [
-        Extent(start, min(piece_bytes, extent.nbytes - start))
-        for start in range(0, extent.nbytes, piece_bytes)
-    ]
-
-
-def within(extent: Extent, piece: Extent) -> Extent:
-    """Return a piece (relative to `extent`) as an extent of the store.
-
-    Raises:
-        ValueError: The piece reaches beyond the extent.
-    """
-    if piece.end > extent.nbytes:
-        raise ValueError(f"piece {piece} reaches beyond {extent}")
-    return Extent(extent.offset + piece.offset, piece.nbytes)

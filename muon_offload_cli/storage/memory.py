@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from muon_offload_cli.storage.buffer import HostBuffer
+from muon_offload_cli.storage.buffer import HostBuffer, copy_bytes
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.pinning import Pinner
 from muon_offload_cli.storage.store import Store
@@ -28,10 +26,10 @@ class MemoryStore(Store):
         return self._buffer.address
 
     def _read(self, extent: Extent, target: memoryview) -> None:
-        _copy(target, self._view(extent))
+        copy_bytes(target, self._view(extent))
 
     def _write(self, extent: Extent, source: memoryview) -> None:
-        _copy(self._view(extent), source)
+        copy_bytes(self._view(extent), source)
 
     def _view(self, extent: Extent) -> memoryview:
         return self._buffer.memory[extent.offset : extent.end]
@@ -41,8 +39,3 @@ class MemoryStore(Store):
 
     def _release(self) -> None:
         self._buffer.close()
-
-
-def _copy(target: memoryview, source: memoryview) -> None:
-    # numpy lets go of the interpreter lock while it copies; assigning memoryview slices does not.
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,73 +1,72 @@
-"""Writing a large file from many sources at once, piece by piece, hashing on the way.
+"""Writing a large file from many sources at once, block by block, hashing on the way.
 
-A checkpoint is written from memory, and from extents of a store that passes the page cache by. Reading such
-an extent through its mapping would fault it in page by page; here it is read with direct I/O into a few
-buffers while earlier pieces are written.
+A checkpoint is written from memory, and from extents of a store that passes the page cache by. The file is
+put together in aligned blocks that go to the drive with direct I/O, several at once, while later ones are
+filled: through the page cache every byte would be copied twice, and then be waited for. An extent of a direct
+store is read with direct I/O too: its mapping would be faulted in page by page.
 """
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
 
-from muon_offload_cli.storage.buffer import address_of
-from muon_offload_cli.storage.extent import ALIGNMENT, Extent
-from muon_offload_cli.storage.ring import StagingRing
+from muon_offload_cli.machine.anonymous_file import enable_direct_io
+from muon_offload_cli.storage.buffer import copy_bytes
+from muon_offload_cli.storage.extent import ALIGNMENT
+from muon_offload_cli.storage.ring import Slot
+from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
 from muon_offload_cli.storage.store import Store
-from muon_offload_cli.units import MIB, round_up
+from muon_offload_cli.units import GIB, MIB, round_up
 
-PIECE_BYTES = 8 * MIB
-SMALL_BYTES = 64 * 1024
+LARGE_BYTES = 64 * 1024
+"""A write of at least this size is pieces of its own, so that a reader of one tensor can check just that."""
 SYNC_BYTES = 256 * MIB
-"""Bytes after which what was written is brought to the drive and leaves the page cache."""
+"""Without direct I/O: bytes after which what was written goes to the drive and out of the page cache."""
+GROW_BYTES = GIB
+"""By how much the file is longer than what is written: writes that lengthen a file go one at a time."""
 
 
-class Sources:
-    """Stores whose views may be handed to a `PieceWriter`, and the threads and buffers that read them.
+@dataclass(slots=True)
+class _Block:
+    """An aligned part of the file that is being put together.
 
-    Args:
-        stores: Their bytes must not change while a file is written from them.
-        threads: Pieces under way at once.
+    Attributes:
+        start: Its place in the file.
+        slot: Its bytes.
+        filled: How many of them are there, or will be once `reads` are done.
+        reads: Where bytes of a store belong: offset in the block, store, offset there, bytes.
+        ends: Where pieces end in the block.
     """
 
-    def __init__(self, stores: Sequence[Store], threads: int = 4) -> None:
-        self._ranges = [
-            (start, start + store.size, store) for store in stores for start in (store.view_address(),)
-        ]
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="muon-save")
-        direct = any(store.direct for store in stores)
-        # One page more than a piece at each end: a tensor may begin anywhere, direct I/O may not.
-        self.ring = StagingRing(threads, PIECE_BYTES + 2 * ALIGNMENT, pin=False) if direct else None
+    start: int
+    slot: Slot
+    filled: int = 0
+    reads: list[tuple[int, Store, int, int]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
-    def find(self, data: memoryview) -> tuple[Store, int] | None:
-        """Return the store that `data` is a view of and the offset there; None for any other memory."""
-        address = address_of(data)
-        for start, end, store in self._ranges:
-            if start <= address and address + data.nbytes <= end:
-                return store, address - start
-        return None
-
-    def close(self) -> None:
-        """Stop the threads and give the buffers back."""
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        if self.ring is not None:
-            self.ring.close()
+    def end_piece(self) -> None:
+        if self.filled and self.filled not in self.ends[-1:]:
+            self.ends.append(self.filled)
 
 
 class PieceWriter(io.RawIOBase):
-    """A new file, open for writing in order. `fileno` and `close` wait until all pieces are written.
+    """A new file, open for writing in order. `fileno` and `close` end it and wait until all is written.
 
-    Memory handed to `write` that belongs to a store of `sources` is read later, by the time of the next
+    Memory handed to `write` that shows a direct store of `sources` is read later, by the time of the next
     `fileno` or `close`; any other memory is done with when `write` returns.
 
     Attributes:
         path: The file.
+        direct: It passes the page cache by.
         pieces: After `close`, length and hash of every piece in order.
         error: The first error; the file is then useless.
     """
@@ -85,11 +84,19 @@ class PieceWriter(io.RawIOBase):
         self.error: OSError | None = None
         self._sources = sources
         self._pwrite = pwrite
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            self.direct = enable_direct_io(self._fd)
+        except OSError as error:
+            os.close(self._fd)
+            error.filename = str(path)
+            raise
         self._position = 0
-        self._small = bytearray()
-        self._hashes: list[Future[tuple[int, str]]] = []
-        self._waiting: set[Future[tuple[int, str]]] = set()
+        self._length = 0
+        self._block: _Block | None = None
+        self._ended = False
+        self._done: list[Future[list[tuple[int, str]]]] = []
+        self._checked = 0
         self._lock = threading.Lock()
         self._unsynced = 0
 
@@ -99,122 +106,134 @@ class PieceWriter(io.RawIOBase):
 
     def tell(self) -> int:
         """Return the position, and end a piece there: items are told apart by it."""
-        self._end_small()
+        if self._block is not None:
+            self._block.end_piece()
         return self._position
 
     def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
-        """Take bytes; raises OSError of an earlier piece as well."""
+        """Take bytes; raises OSError of an earlier block as well."""
+        if self._ended:
+            raise ValueError(f"{self.path} has ended")
         view = memoryview(data).cast("B")
-        if view.nbytes < SMALL_BYTES:
-            self._small += view
-            self._position += view.nbytes
-            if len(self._small) >= PIECE_BYTES:
-                self._end_small()
-            return view.nbytes
-        self._end_small()
-        found = self._sources.find(view)
-        begun = []
-        for start in range(0, view.nbytes, PIECE_BYTES):
-            part = view[start : start + PIECE_BYTES]
+        large = view.nbytes >= LARGE_BYTES
+        found = self._sources.find(view) if large else None
+        done = 0
+        if large:
+            self.tell()
+        while done < view.nbytes:
+            block = self._block = self._block or self._begin()
+            part = view[done : done + PIECE_BYTES - block.filled]
             if found is not None and found[0].direct:
-                piece = found[0], found[1] + start, part.nbytes
-                begun.append(self._submit(part.nbytes, self._from_store, *piece))
+                block.reads.append((block.filled, found[0], found[1] + done, part.nbytes))
             else:
-                begun.append(self._submit(part.nbytes, self._from_memory, part))
-        if found is None:
-            self._wait_for(set(begun))
+                copy_bytes(block.slot.memory[block.filled :][: part.nbytes], part)
+            block.filled += part.nbytes
+            done += part.nbytes
+            self._position += part.nbytes
+            if block.filled == PIECE_BYTES:
+                self._submit(block)
+        if large:
+            self.tell()
         return view.nbytes
 
-    def _end_small(self) -> None:
-        if self._small:
-            data, self._small = self._small, bytearray()
-            self._position -= len(data)
-            self._submit(len(data), self._from_memory, memoryview(data))
+    def _begin(self) -> _Block:
+        while self._checked < len(self._done) and self._done[self._checked].done():
+            self._done[self._checked].result()
+            self._checked += 1
+        return _Block(self._position, self._sources.ring.acquire())
 
-    def _submit(
-        self, nbytes: int, task: Callable[..., tuple[int, str]], *arguments: object
-    ) -> Future[tuple[int, str]]:
-        # Bounded: what is queued keeps memory alive.
-        while len(self._waiting) > 64:
-            done, self._waiting = wait(self._waiting, return_when=FIRST_COMPLETED)
-            self._raise_of(done)
-        future = self._sources.pool.submit(task, *arguments, self._position)
-        self._position += nbytes
-        self._hashes.append(future)
-        self._waiting.add(future)
-        return future
-
-    def _from_memory(self, data: memoryview, position: int) -> tuple[int, str]:
-        digest = xxhash.xxh3_64_hexdigest(data)
-        self._put(data, position)
-        return data.nbytes, digest
-
-    def _from_store(self, store: Store, offset: int, nbytes: int, position: int) -> tuple[int, str]:
-        ring = self._sources.ring
-        if ring is None:
-            raise RuntimeError("there is no ring for a direct store")
-        start = offset // ALIGNMENT * ALIGNMENT
-        extent = Extent(start, round_up(offset + nbytes, ALIGNMENT) - start)
-        slot = ring.acquire()
+    def _submit(self, block: _Block) -> None:
+        block.end_piece()
+        self._block = None
         try:
-            store.read_into(extent, slot.memory[: extent.nbytes])
-            return self._from_memory(slot.memory[offset - start :][:nbytes], position)
+            if self._position > self._length:
+                self._length = self._position + GROW_BYTES
+                os.ftruncate(self._fd, self._length)
+        except OSError as error:
+            self._sources.ring.release(block.slot)
+            raise self._failed(error) from error
+        self._done.append(self._sources.pool.submit(self._finish, block))
+
+    def _finish(self, block: _Block) -> list[tuple[int, str]]:
+        memory = block.slot.memory
+        try:
+            for offset, store, start, nbytes in block.reads:
+                with self._sources.reading(store, start, nbytes) as data:
+                    copy_bytes(memory[offset : offset + nbytes], data)
+            pieces, begin = [], 0
+            for end in block.ends:
+                pieces.append((end - begin, xxhash.xxh3_64_hexdigest(memory[begin:end])))
+                begin = end
+            # The file is cut to its length at the end.
+            padded = round_up(block.filled, ALIGNMENT)
+            memory[block.filled : padded] = bytes(padded - block.filled)
+            self._put(memory[:padded], block.start)
+            return pieces
         finally:
-            ring.release(slot)
+            self._sources.ring.release(block.slot)
 
     def _put(self, data: memoryview, position: int) -> None:
         done = 0
         try:
             while done < data.nbytes:
                 done += self._pwrite(self._fd, data[done:], position + done)
+                if done < data.nbytes:
+                    # A short direct write may end where direct I/O cannot begin. Through the page cache the
+                    # rest succeeds, or fails with its own reason.
+                    self._go_through_cache()
         except OSError as error:
-            error.filename = str(self.path)
-            self.error = self.error or error
-            raise
+            raise self._failed(error) from error
         with self._lock:
-            self._unsynced += data.nbytes
+            self._unsynced += 0 if self.direct else data.nbytes
             due = self._unsynced >= SYNC_BYTES
             if due:
                 self._unsynced = 0
         if due:
-            self._settle()
+            os.fdatasync(self._fd)
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _settle(self) -> None:
-        os.fdatasync(self._fd)
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    def _go_through_cache(self) -> None:
+        self.direct = False
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT)
 
-    def _wait_for(self, futures: set[Future[tuple[int, str]]]) -> None:
-        done, _ = wait(futures)
-        self._waiting -= done
-        self._raise_of(done)
-
-    def _raise_of(self, done: set[Future[tuple[int, str]]]) -> None:
-        for future in done:
-            future.result()
+    def _failed(self, error: OSError) -> OSError:
+        """Put the file's name into an error and remember the first one."""
+        error.filename = str(self.path)
+        self.error = self.error or error
+        return error
 
     def flush(self) -> None:
         """Do nothing: `fileno` and `close` bring everything to its end."""
 
     def fileno(self) -> int:
-        """Wait for all pieces and return the descriptor, for fsync.
+        """End the file, wait for all of it, and return the descriptor, for fsync.
 
         Raises:
-            OSError: A piece could not be written.
-            StoreError: A piece could not be read.
+            OSError: A block could not be written.
+            StoreError: A store could not be read.
         """
-        self._end_small()
-        self._wait_for(set(self._waiting))
+        self._ended = True
+        if self._block is not None:
+            self._submit(self._block)
+        wait(self._done)
+        for future in self._done:
+            future.result()
+        try:
+            os.ftruncate(self._fd, self._position)
+        except OSError as error:
+            raise self._failed(error) from error
         return self._fd
 
     def close(self) -> None:
-        """Wait for all pieces, drop the page cache's copy, close; raises as `fileno` does."""
+        """End the file, wait for all of it, and close it; raises as `fileno` does."""
         if self.closed:
             return
         try:
             self.fileno()
-            self.pieces = [future.result() for future in self._hashes]
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            self.pieces = [piece for future in self._done for piece in future.result()]
+            if not self.direct:
+                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
-            wait(self._waiting)
+            wait(self._done)
             super().close()
             os.close(self._fd)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -100,10 +102,14 @@ class StagingRing:
                 self.waited_s += time.perf_counter() - began
             return self._take()
 
-    def try_acquire(self) -> Slot | None:
-        """Take a slot if one is free; raises RingClosed as `acquire` does."""
-        with self._changed:
-            return self._take() if self._free or self._closed else None
+    @contextmanager
+    def lend(self) -> Iterator[memoryview]:
+        """Wait for a free slot and lend its bytes to the context; raises RingClosed as `acquire` does."""
+        slot = self.acquire()
+        try:
+            yield slot.memory
+        finally:
+            self.release(slot)
 
     def release(self, slot: Slot) -> None:
         """Give a slot back; nobody may be reading or writing it any more. Allowed after `close` and `abort`.

@@ -11,10 +11,10 @@ from muon_offload_cli.checkpoints.seal import Seal, seal_file
 CONTENT = bytes(range(256)) * 40
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path, optimizer: bool = True) -> None:
     folder.mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(CONTENT)
-    (folder / ".metadata").write_bytes(b"pickled")
+    (folder / ".metadata").write_bytes(b"pickled optimizer.state" if optimizer else b"pickled")
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
 
 
@@ -41,9 +41,9 @@ def save(directory: Path, step: int, **more: object) -> Path:
     return put_in_place(directory, seal(growing, step, **more))
 
 
-def save_plain(directory: Path, step: int) -> Path:
+def save_plain(directory: Path, step: int, optimizer: bool = True) -> Path:
     """What Megatron leaves without us."""
     folder = step_folder(directory, step)
-    write_files(folder)
+    write_files(folder, optimizer)
     (directory / TRACKER).write_text(str(step))
     return folder

@@ -18,7 +18,7 @@ def test_each_checkpoint_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(["checkpoints", str(tmp_path)]) == 0
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.split("  ")[-4:] == [
-        "10.04 KiB",
+        "10.05 KiB",
         "complete",
         "4 ranks (tp2 ep2 etp2 dp2), engine disk, chunk 0.5 MiB",
         "2026-11-29T12:00:00+00:00",
@@ -49,3 +49,41 @@ def test_a_place_without_any_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(["checkpoints", str(tmp_path)]) == 0
     assert "no checkpoints" in capsys.readouterr().out
     assert run(["checkpoints", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("resume={}/nowhere", "there is no such folder"),
+        ("resume={}/empty", "holds no checkpoint"),
+        ("resume={}/weights", "saved without optimizer state"),
+        ("resume={}/other", "was saved with model.num_layers=9"),
+        ("resume=7 checkpoint.directory={}/whole", "Complete steps: 4."),
+        ("resume={}/damaged", ".metadata is missing"),
+        ("checkpoint.directory={}/file", "is a file"),
+    ],
+)
+def test_what_a_run_would_go_on_from_is_judged_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    forged.save(tmp_path / "weights", 4, optimizer=False)
+    forged.save(tmp_path / "other", 4, model={"model.num_layers": 9})
+    forged.save(tmp_path / "whole", 4)
+    (forged.save(tmp_path / "damaged", 4) / ".metadata").unlink()
+    given = words.format(tmp_path).split()
+    assert run(["check-config", "recipe=tiny", "device=cpu", "train.steps=9", "optimizer.lr=-1", *given]) == 2
+    printed = capsys.readouterr()
+    assert told in printed.out + printed.err
+    # With everything else that is wrong.
+    assert "optimizer.lr=-1" in printed.out + printed.err
+
+
+def test_the_checkpoint_that_a_run_would_take_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged.save(tmp_path, 4)
+    assert run(["check-config", "recipe=tiny", "device=cpu", "train.steps=9", f"resume={tmp_path}"]) == 0
+    printed = capsys.readouterr()
+    assert f"takes step 4 of {tmp_path}" in printed.out + printed.err

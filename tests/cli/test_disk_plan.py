@@ -16,6 +16,7 @@ import pytest
 
 from muon_offload_cli.cli import bench_disk, main, planning
 from muon_offload_cli.cli.exact import compare_rank
+from muon_offload_cli.config import probe_cache
 from muon_offload_cli.machine import filesystem
 from muon_offload_cli.machine.drives import recall
 from tests.fakes.drive import directory_on_a_drive
@@ -27,6 +28,8 @@ Figures = namedtuple("Figures", "f_blocks f_frsize f_bavail f_flag")
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = probe_cache.cache_file()
+    monkeypatch.setattr(probe_cache, "cache_file", lambda: shared)
     monkeypatch.setenv("SCRATCH", str(directory_on_a_drive(tmp_path)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -125,6 +128,7 @@ def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.Capt
         ["launcher.ranks_per_node=3"],
         ["offload.fraction=2", "model.moe.topk=9"],
         ["model.nmae=x"],
+        ["cluster=h200_x8", "megatron.args.recompute_granularty=full"],
     ):
         assert main.run(["check-config", RECIPE, *words]) == 2
         refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]

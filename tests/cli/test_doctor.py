@@ -41,8 +41,6 @@ MEMORY = HostMemory(
     limit_bytes=32 * GIB,
     used_bytes=GIB,
     headroom_bytes=31 * GIB,
-    swap_total_bytes=0,
-    swap_free_bytes=0,
 )
 GOOD = Machine(
     python=(3, 12, 1),

@@ -30,6 +30,7 @@ def rehearse(tmp_path: Path, plan: dict[str, Any], *words: str) -> subprocess.Co
         text=True,
         timeout=100,
         check=False,
+        start_new_session=True,
     )
 
 
@@ -43,7 +44,8 @@ def test_ranks_that_kept_their_state_in_memory_are_found_and_their_folder_is_kep
 
 
 def test_the_second_leg_is_killed_and_a_missing_checkpoint_is_found(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, {"steps": 4, "pause_s": 0.5})
+    # A rank without a number: signalling process 0 would end the rehearsal itself.
+    done = rehearse(tmp_path, {"steps": 4, "pause_s": 0.5, "ranks": {"1": {"report": {"pid": 0}}}})
     assert done.returncode == 4
     assert "straight  4 steps" in done.stdout
     assert "killed    3 steps" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,9 @@ from typing import Any
 import fake_torchrun
 import pytest
 import yaml
+
+from muon_offload_cli.cli import main
+from muon_offload_cli.machine.devices import gpu_count
 
 TRAIN = """
 import sys
@@ -133,6 +137,23 @@ def test_a_dry_run_writes_nothing_and_prints_what_bash_can_run(tmp_path: Path) -
     )
     assert ran.returncode == 0
     assert json.loads((tmp_path / "run/reports/rank_3.json").read_text())["finished"]
+
+
+def test_fewer_gpus_than_ranks_are_told_with_layouts_that_fit_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\ntest "$1" = -L && echo "GPU 0: a" && echo "GPU 1: b" || echo 8192\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if gpu_count() != 2:
+        pytest.skip("this machine has GPUs of its own")
+    assert main.run(["train", "recipe=tiny", f"run.directory={tmp_path / 'run'}", "--dry-run"]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "launcher.ranks_per_node=4 needs 4 GPUs, and this machine has 2" in told
+    assert "What fits here, with what it keeps on each GPU of 8.00 GiB besides activations" in told
+    assert "fix: device=cuda launcher.ranks_per_node=2" in told
 
 
 def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from muon_offload_cli.cli.train_view import TrainView, figures_of, make_console, printable
+from muon_offload_cli.cli.train_view import PIPE_WIDTH, TrainView, figures_of, make_console, printable
 from muon_offload_cli.config.schema import Config, DataSource, Engine
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder
@@ -125,6 +125,13 @@ def test_the_table_names_directories_where_there_are_several(
     view.table(Verdict(success=True, exit_code=0, headline="h", ranks=rows), "disk")
     out = capsys.readouterr().out
     assert [directory in out for directory in directories] == [named] * 2
+
+
+def test_a_pipe_is_as_wide_as_its_reader_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert make_console().width == 70
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert make_console().width == PIPE_WIDTH
 
 
 def test_a_note_of_all_ranks_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+from muon_offload_cli.config.gathering import gather_facts, look_at_pretrained, resolve_directory
 
 
 def test_a_directory_that_does_not_exist_is_judged_by_its_nearest_parent_and_not_made(tmp_path: Path) -> None:
@@ -44,6 +44,22 @@ def test_data_files_are_looked_at(tmp_path: Path) -> None:
     assert facts.directories == ()
     assert [facts.files[name].num_bytes for name in names] == [3, 0, None, None]
     assert facts.files[names[3]].is_folder
+
+
+def test_a_script_is_looked_at_and_a_megatron_beside_it_is_told_unless_it_is_the_one_in_use(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pretrain.py").write_text("pass")
+    words = [f"megatron.entrypoint={tmp_path}/pretrain.py", "offload=none"]
+    facts = gather_facts(compose("tiny", words).config, probe=False)
+    assert facts.files[f"{tmp_path}/pretrain.py"].num_bytes == 4
+    assert facts.megatron_beside_script is None
+    for part in ("core", "training"):
+        (tmp_path / "megatron" / part).mkdir(parents=True)
+    assert gather_facts(compose("tiny", words).config, probe=False).megatron_beside_script == str(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    words.append(f"megatron.path={tmp_path}/link")
+    assert gather_facts(compose("tiny", words).config, probe=False).megatron_beside_script is None
 
 
 def test_the_default_directory_is_filled_in_for_engines_that_keep_files(
@@ -87,3 +103,28 @@ def test_paths_that_cannot_be_looked_at_are_no_megatron_and_no_file(path: str) -
     facts = gather_facts(config, probe=False)
     assert facts.megatron_missing == ("megatron/core", "megatron/training")
     assert facts.files[path].num_bytes is None
+
+
+def test_the_folder_of_a_pretrained_model_is_looked_at(tmp_path: Path) -> None:
+    assert look_at_pretrained(tmp_path).weight_files == 0
+    assert not look_at_pretrained(tmp_path).tokenizer
+    for name in ("model-1-of-2.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}')
+    found = look_at_pretrained(tmp_path)
+    assert (found.weight_files, found.missing) == (1, ("model-2-of-2.safetensors",))
+    assert found.tokenizer
+    index.write_text("{")
+    assert look_at_pretrained(tmp_path).missing == (index.name,)
+
+
+def test_what_is_installed_for_it_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("transformers", "megatron/bridge"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        (tmp_path / "site" / name / "__init__.py").write_text("raise SystemExit(9)")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = look_at_pretrained(tmp_path)
+    assert (found.bridge, found.transformers) == (True, True)

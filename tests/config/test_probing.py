@@ -78,6 +78,7 @@ def test_only_megatrons_own_flags_and_devices_need_the_probe() -> None:
     for word in ("megatron.args.x=1", "device=cuda", "megatron.path=/x"):
         assert needs_probe(compose("tiny", [word]).config, here=True)
     assert not needs_probe(compose("tiny", ["device=cuda"]).config, here=False)
+    assert not needs_probe(compose("tiny", ["megatron.args.recompute-method=uniform"]).config, here=True)
 
 
 GOOD = {"megatron_version": "0.19.2", "flags": ["--lr"], "torch_version": "2", "problems": []}
@@ -108,8 +109,23 @@ def test_a_kept_answer_is_used_until_a_file_of_the_software_changes(
     os.utime(source, ns=(1, 1))
     ask_megatron(command=command, cache=cache)
     assert runs.read_text() == "xxx"
-    ask_megatron(str(tmp_path), command=command, cache=cache)
+    checkout = tmp_path / "checkout" / "megatron" / "core"
+    checkout.mkdir(parents=True)
+    (checkout / "config.py").touch()
+    ask_megatron(str(tmp_path / "checkout"), command=command, cache=cache)
     assert runs.read_text() == "xxxx"
+
+
+def test_a_kept_answer_is_used_from_any_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, runs = counting_probe(tmp_path, GOOD)
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+        ask_megatron(command=command, cache=tmp_path / "probe.json")
+    assert runs.read_text() == "x"
 
 
 def test_failing_answers_are_asked_for_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from muon_offload_cli.config.rules import (
     MegatronFacts,
     ParameterFacts,
     PlannedFacts,
+    PretrainedFacts,
     Rule,
     all_rules,
     check,
@@ -55,7 +57,20 @@ FIXED_FLAGS = {
     "tokenizer_type",
     "transformer_impl",
 }
+NATIVE = MachineFacts(megatron=MegatronFacts(version="0.20", root="/checkout", chunked_offloader=True))
+CHANGED = MachineFacts(
+    megatron=MegatronFacts(
+        version="0.20", root="/checkout", chunked_offloader=True, offloader_lacks=("Offloader.step()",)
+    )
+)
 ARGS = "megatron.args."
+SCRIPT = "megatron.entrypoint=/my/pretrain.py"
+UNREADABLE = (
+    FileFacts(num_bytes=None),
+    FileFacts(num_bytes=0),
+    FileFacts(num_bytes=9, readable=False),
+    FileFacts(num_bytes=None, is_folder=True),
+)
 FIRST = f"{ARGS}decoder_first_pipeline_num_layers"
 LAST = f"{ARGS}decoder_last_pipeline_num_layers"
 VIRTUAL = f"{ARGS}num_virtual_stages_per_pipeline_rank"
@@ -68,6 +83,15 @@ TWO_HUNDRED_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=200 * 2**3
 LARGE_RINGS = MachineFacts(
     planned=PlannedFacts(host_bytes=200 * 2**30, staging_bytes=200 * 2**30), headroom_bytes=10**11
 )
+HF = f"model=from_hf model.from_hf={Path(__file__).parent / 'hf' / 'qwen3_4b'}"
+
+
+def pretrained(**changes: Any) -> MachineFacts:
+    return MachineFacts(pretrained=PretrainedFacts(**changes))
+
+
+WITHOUT_WEIGHTS = pretrained(weight_files=0)
+TWO_GPUS = MachineFacts(cuda_available=True, num_gpus=2)
 ONE_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=2**30))
 LARGE_PARAMETER = MachineFacts(
     planned=PlannedFacts(largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20))
@@ -110,7 +134,21 @@ class Case:
 
 CASES = [
     Case("optimizer-family", "optimizer.name=soap"),
-    Case("optimizer-family", "optimizer.name=adaptive_muon"),
+    Case(
+        "adaptive-muon",
+        "optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        "optimizer.name=adaptive_muon optimizer.layer_wise=true",
+        MachineFacts(megatron=MegatronFacts(version="0.19.2", adaptive_muon="no attribute 'scale_mode'")),
+        MachineFacts(megatron=MegatronFacts(version="0.19.2", adaptive_muon="")),
+    ),
+    Case(
+        "plain-muon", "optimizer.name=adaptive_muon", "optimizer.name=adaptive_muon optimizer.layer_wise=true"
+    ),
+    Case(
+        "adaptive-native",
+        f"offload=none optimizer.name=adaptive_muon {ARGS}chunked_optimizer_state_offload=true",
+        "offload=none optimizer.name=adaptive_muon",
+    ),
     Case("optimizer-family", "optimizer.name=adm", "optimizer=adam"),
     Case("plain-muon", "optimizer.name=muon", "optimizer.name=muon optimizer.layer_wise=true"),
     Case("plain-muon", "optimizer.name=muon optimizer.distributed=true", "optimizer=muon"),
@@ -135,6 +173,10 @@ CASES = [
     Case("number-range", "optimizer.muon_num_ns_steps=0"),
     Case("number-range", "launcher.master_port=0"),
     Case("number-range", "model.hidden_size=99999999999"),
+    *(
+        Case("empty-path", f"{key}=")
+        for key in ("run.directory", "checkpoint.directory", "data.cache_directory", "megatron.path")
+    ),
     Case("node-rank", "launcher.nodes=2 launcher.node_rank=2", "launcher.nodes=2 launcher.node_rank=1"),
     Case(
         "meeting-point",
@@ -275,6 +317,31 @@ CASES = [
         for flag in ("offload_optimizer_states", "chunked-optimizer-state-offload")
     ),
     Case(
+        "native-layout",
+        "offload=mapped",
+        "offload=mapped megatron.param_layout=false",
+        NATIVE,
+        NATIVE,
+    ),
+    Case("native-layout", "offload=mapped", "offload=mapped", NATIVE, MachineFacts(megatron=MegatronFacts())),
+    Case("native-layout", "offload=mapped", "offload=disk", NATIVE, NATIVE),
+    Case(
+        "unused-offload-keys",
+        "offload=mapped offload.windows=4",
+        "offload=disk offload.windows=4",
+        NATIVE,
+        NATIVE,
+    ),
+    Case(
+        "unused-offload-keys",
+        "offload=mapped offload.host_memory_gb=4",
+        "offload=mapped offload.host_memory_gb=4",
+        NATIVE,
+        MachineFacts(megatron=MegatronFacts()),
+    ),
+    Case("native-contract", "offload=mapped", "offload=disk", CHANGED, CHANGED),
+    Case("native-contract", "offload=mapped", "offload=mapped", CHANGED, NATIVE),
+    Case(
         "native-offloader",
         "offload=none megatron.args.chunked_optimizer_state_offload=true",
         "offload=none megatron.args.chunked_optimizer_state_offload=true",
@@ -339,7 +406,6 @@ CASES = [
     Case("unused-launcher-keys", "launcher.master_address=a", "launcher.master_address=a launcher.nodes=2"),
     Case("unused-checkpoint-keys", "checkpoint.interval=5", "checkpoint.interval=5 checkpoint.directory=/c"),
     Case("unused-checkpoint-keys", "checkpoint.optimizer=false", ""),
-    Case("unused-entrypoint", "megatron.entrypoint=/my/pretrain.py"),
     Case(
         "unused-optimizer-keys", "optimizer=adam megatron.param_layout=false", "megatron.param_layout=false"
     ),
@@ -375,6 +441,47 @@ CASES = [
         MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
         MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
     ),
+    Case(
+        "flag-unknown",
+        f"megatron.args.my_flag=1 {SCRIPT}",
+        f"megatron.args.recompute-granularity=full {SCRIPT}",
+        MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
+        MachineFacts(megatron=MegatronFacts(flags=frozenset({"recompute_granularity"}))),
+        Level.NOTE,
+    ),
+    Case("flag-ours", "megatron.args.data_path=/a", f"{SCRIPT} data=script megatron.args.data_path=/a"),
+    Case("flag-ours", f"{SCRIPT} data=script megatron.args.train_iters=3", SCRIPT),
+    *(
+        Case(
+            "entrypoint-file",
+            SCRIPT,
+            SCRIPT,
+            MachineFacts(files={"/my/pretrain.py": bad}),
+            MachineFacts(files={"/my/pretrain.py": FileFacts(num_bytes=5)}),
+        )
+        for bad in UNREADABLE
+    ),
+    Case(
+        "entrypoint-checkout",
+        SCRIPT,
+        f"{SCRIPT} megatron.path=/my",
+        MachineFacts(megatron_beside_script="/my"),
+        MachineFacts(megatron_beside_script="/my"),
+    ),
+    Case(
+        "entrypoint-checkout",
+        f"{SCRIPT} megatron.path=/your",
+        SCRIPT,
+        MachineFacts(megatron_beside_script="/my"),
+    ),
+    Case("script-words", "megatron.script_args=[--a]", f"{SCRIPT} megatron.script_args=[--a,3]"),
+    Case(
+        "script-words",
+        f"{SCRIPT} megatron.script_args=[--num-layers,3]",
+        f"{SCRIPT} megatron.script_args=[lr]",
+    ),
+    Case("script-words", f"{SCRIPT} 'megatron.script_args=[\"--train_iters=9\"]'"),
+    Case("data-script", "data=script", f"data=script {SCRIPT}"),
     Case("world-size", "launcher.ranks_per_node=3", "launcher.ranks_per_node=6"),
     Case("world-size", "launcher.nodes=3 launcher.ranks_per_node=1 parallel.tp=2"),
     Case("expert-world-size", "launcher.ranks_per_node=6", "launcher.ranks_per_node=8"),
@@ -469,6 +576,15 @@ CASES = [
         "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4",
         "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=1",
     ),
+    *(
+        Case("pipeline-layout", f"parallel.pp=2 '{ARGS}pipeline_model_parallel_layout=\"{bad}\"'")
+        for bad in ("Ett|ttx", "Ett|tL", "Et*3|(t|)*1L", "E(t)*99999999|tL", f"Et*{'9' * 5000}|L")
+    ),
+    Case(
+        "virtual-pipeline",
+        f"parallel.pp=2 {VIRTUAL}=2 {FIRST}=1",
+        f"parallel.pp=2 {VIRTUAL}=2 {FIRST}=2",
+    ),
     Case(
         "virtual-batches",
         f"parallel.pp=2 train.global_batch=2 {VIRTUAL}=2",
@@ -506,7 +622,6 @@ CASES = [
     Case("query-groups", "model.num_query_groups=3", "model.num_query_groups=2"),
     Case("top-k", "model.moe.topk=300"),
     Case("unused-expert-keys", "model=tiny_dense model.moe.topk=3", "model.moe.topk=3"),
-    Case("uneven-pipeline", "parallel.pp=2 parallel.decoder_first_pipeline_num_layers=4", "parallel.pp=2"),
     Case(
         "uneven-pipeline",
         "model.num_layers=5 parallel.pp=3 parallel.decoder_first_pipeline_num_layers=2",
@@ -570,6 +685,7 @@ CASES = [
     Case("expert-layers", "'model.moe.layer_freq=\"[2]*4\"'", "'model.moe.layer_freq=\"[1,0,1,0]\"'"),
     Case("grouped-gemm", "device=cpu model.moe.grouped_gemm=true", "device=cuda model.moe.grouped_gemm=true"),
     Case("data-named", "data=text", "data=text data.paths=[/a]"),
+    Case("data-named", "data=chat", "data=chat data.paths=[/a]"),
     Case("data-named", "data=indexed", "data=indexed data.prefix=/a"),
     Case("data-unused", "data.paths=[/a]"),
     Case("data-unused", "data.prefix=/a", "data=indexed data.prefix=/a"),
@@ -586,6 +702,8 @@ CASES = [
         )
     ),
     Case("vocabulary", "data=indexed data.prefix=/a", "data=indexed data.prefix=/a model.vocab_size=99"),
+    Case("data-flags", f"{ARGS}sft=true", f"{ARGS}sft=true {SCRIPT}"),
+    Case("vocabulary", f"data=script {SCRIPT}", f"data=script {SCRIPT} model.vocab_size=99"),
     Case("vocabulary", "model.vocab_size=256", "model.vocab_size=257"),
     *(
         Case(
@@ -595,17 +713,22 @@ CASES = [
             MachineFacts(files={"/a": bad}),
             MachineFacts(files={"/a": FileFacts(num_bytes=5)}),
         )
-        for bad in (
-            FileFacts(num_bytes=None),
-            FileFacts(num_bytes=0),
-            FileFacts(num_bytes=9, readable=False),
-            FileFacts(num_bytes=None, is_folder=True),
-        )
+        for bad in UNREADABLE
     ),
     Case(
         "data-files",
         "data=indexed data.prefix=/a",
         bad_facts=MachineFacts(files={"/a.bin": FileFacts(num_bytes=3), "/a.idx": FileFacts(num_bytes=None)}),
+    ),
+    Case(
+        "data-content",
+        "data=chat data.paths=[/a]",
+        "data=chat data.paths=[/a]",
+        MachineFacts(data_problems=(Problem(what="/a line 2 is not JSON."),)),
+        # Told once, by data-files.
+        MachineFacts(
+            files={"/a": FileFacts(num_bytes=0)}, data_problems=(Problem(what="data.paths: /a is empty."),)
+        ),
     ),
     Case("mock-data", "data=mock", level=Level.NOTE),
     Case("found", "", bad_facts=MachineFacts(problems=(Problem(what="megatron-core is missing."),))),
@@ -632,9 +755,27 @@ CASES = [
         "gpus-here",
         "",
         "launcher.ranks_per_node=2",
-        MachineFacts(cuda_available=True, num_gpus=2),
-        MachineFacts(cuda_available=True, num_gpus=2),
+        TWO_GPUS,
+        TWO_GPUS,
     ),
+    Case(
+        "gpus-here",
+        "",
+        "device=cpu",
+        replace(TWO_GPUS, layouts_told="What fits here: ...", layouts_fix="launcher.ranks_per_node=2"),
+        TWO_GPUS,
+    ),
+    Case("gpus-here", "", "device=cpu", replace(TWO_GPUS, layouts_told="Nothing fits."), TWO_GPUS),
+    Case("hf-weights", HF, f"{HF} model.hf_weights=false", WITHOUT_WEIGHTS, WITHOUT_WEIGHTS),
+    Case("hf-weights", HF, HF, pretrained(missing=("a", "b", "c", "d")), pretrained()),
+    Case(
+        "hf-weights", HF, f"{HF} model.hf_weights=false", pretrained(bridge=False), pretrained(bridge=False)
+    ),
+    Case("hf-tokenizer", f"{HF} data=mock", HF, pretrained(tokenizer=False), pretrained(tokenizer=False)),
+    Case("hf-tokenizer", f"{HF} data=mock", "data=mock", pretrained(transformers=False), pretrained()),
+    Case("hf-bytes", HF, f"{HF} data=mock", level=Level.WARNING),
+    Case("hf-bytes", HF, f"{HF} model.hf_weights=false", level=Level.WARNING),
+    Case("unused-hf-keys", "model.hf_tokenizer=false", f"{HF} model.hf_tokenizer=false"),
     Case("directory-absolute", "offload.directory=a", "offload.directory=/a"),
     Case(
         "directory-absolute",

@@ -72,10 +72,11 @@ class Run:
         return [(record.step, record.loss, record.grad_norm) for record in self.records(rank)]
 
 
-def command(folder: Path, *words: str, faulty: bool = False) -> list[str]:
+def command(folder: Path, *words: str, faulty: bool = False, moe: bool = True) -> list[str]:
     module = "tests.end_to_end.launcher" if faulty else "muon_offload_cli.cli.main"
     # A resident run reads no chunk size, and is refused one.
-    small = [word for word in SMALL if "offload=none" not in words or not word.startswith("offload.")]
+    unread = (*(("offload.",) if "offload=none" in words else ()), *(() if moe else ("model.moe.",)))
+    small = [word for word in SMALL if not word.startswith(unread)]
     return [sys.executable, "-m", module, "train", *small, f"run.directory={folder}", *words]
 
 
@@ -85,14 +86,19 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def train(
-    folder: Path, *words: str, fault: dict[str, Any] | None = None, timeout_s: float = 240, **more: str
+    folder: Path,
+    *words: str,
+    fault: dict[str, Any] | None = None,
+    moe: bool = True,
+    timeout_s: float = 240,
+    **more: str,
 ) -> Run:
     """Run to the end; `fault` goes to the worker of the tests, see `tests.end_to_end.worker`."""
     if fault is not None:
         more["FAULT"] = json.dumps(fault)
     began = time.monotonic()
     done = subprocess.run(
-        command(folder, *words, faulty=fault is not None),
+        command(folder, *words, faulty=fault is not None, moe=moe),
         env=environment(**more),
         cwd=folder.parent,
         stdout=subprocess.PIPE,

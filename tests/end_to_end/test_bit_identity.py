@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.conftest import Saved
+from tests.end_to_end.planned import assert_as_planned
 from tests.end_to_end.runs import DP2, TP2_EP2, Run, train
 
 MEGATRON_018 = os.environ.get("MUON_OFFLOAD_MEGATRON_018", "")
@@ -14,10 +16,17 @@ RESIDENT = ("offload=none",)
 PATHS = {
     "tp2_ep2": TP2_EP2,
     "dp2": DP2,
-    "pp2": ("launcher=two_ranks", "parallel=data", "parallel.pp=2"),
+    "uneven_pp2": (
+        "launcher=two_ranks",
+        "parallel=data",
+        "parallel.pp=2",
+        "model.num_layers=3",
+        "parallel.decoder_first_pipeline_num_layers=1",
+    ),
     "older_path": (*DP2, "megatron.param_layout=false"),
     "megatron_018": DP2,
 }
+THREE_TIERS = ("offload.fraction=0.8", "offload.host_memory_gb=0.0003")
 
 
 def more(layout: str) -> dict[str, str]:
@@ -25,16 +34,16 @@ def more(layout: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def resident(tmp_path_factory: pytest.TempPathFactory) -> Residents:
-    return Residents(tmp_path_factory.mktemp("resident"))
+def resident(straight: Saved, tmp_path_factory: pytest.TempPathFactory) -> Residents:
+    return Residents(tmp_path_factory.mktemp("resident"), tp2_ep2=straight.run)
 
 
 class Residents:
     """Runs with resident state, one a layout, made when they are first compared with."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **runs: Run) -> None:
         self._root = root
-        self._runs: dict[str, Run] = {}
+        self._runs = runs
 
     def of(self, layout: str) -> Run:
         if layout not in self._runs:
@@ -73,45 +82,38 @@ def test_six_steps_are_bit_identical_to_resident_state(
     words = [f"offload={engine}", *([f"offload.directory={directory}"] if engine != "host" else [])]
     run = train(tmp_path / "run", *PATHS[layout], *words)
     assert_same(resident.of(layout), run, engine)
+    assert_as_planned(run, *PATHS[layout], *words)
     for report in run.reports.values():
         held = report.host_bytes if engine == "host" else report.disk_bytes
         assert held >= report.muon_state_bytes
         assert report.gpu_bytes == 0
 
 
-@pytest.mark.parametrize("layout", ["pp2", "older_path", "megatron_018"])
+@pytest.mark.parametrize(
+    ("layout", "number", "tiers"),
+    [("uneven_pp2", 2, ()), ("older_path", 3, THREE_TIERS), ("megatron_018", 1, ())],
+)
 def test_other_ways_through_megatron_are_bit_identical(
-    tmp_path: Path, directory: Path, resident: Residents, layout: str
+    tmp_path: Path, directory: Path, resident: Residents, layout: str, number: int, tiers: tuple[str, ...]
 ) -> None:
     if layout == "megatron_018" and not MEGATRON_018:
         pytest.skip("MUON_OFFLOAD_MEGATRON_018 names no unpacked megatron-core 0.18.2")
-    spread = [f"{directory}", f"{directory}-b"] if layout == "older_path" else [f"{directory}"]
-    words = ("offload=disk", f"offload.directory=[{','.join(spread)}]")
-    run = train(tmp_path / "run", *PATHS[layout], *words, **more(layout))
+    places = [f"{directory}{suffix}" for suffix in ("", "-b", "-c")[:number]]
+    words = (*PATHS[layout], "offload=disk", f"offload.directory=[{','.join(places)}]", *tiers)
+    run = train(tmp_path / "run", *words, **more(layout))
     assert_same(resident.of(layout), run, "disk")
-    # Two ranks have a directory each where there are two.
-    assert [report.directory for report in run.reports.values()] == (spread * 2)[:2]
-    assert not any(Path(folder).exists() for folder in spread)
-    version = "0.18.2" if layout == "megatron_018" else "0.19.2"
-    assert {report.megatron_version for report in run.reports.values()} == {version}
-
-
-def test_three_tiers_and_a_striped_disk_are_bit_identical(
-    tmp_path: Path, directory: Path, resident: Residents
-) -> None:
-    striped = [f"{directory}", f"{directory}-b", f"{directory}-c"]
-    words = (
-        "offload=disk",
-        f"offload.directory=[{','.join(striped)}]",
-        "offload.fraction=0.8",
-        "offload.host_memory_gb=0.0003",
-    )
-    run = train(tmp_path / "run", *DP2, *words)
-    assert_same(resident.of("dp2"), run, "disk")
-    for report in run.reports.values():
+    if layout != "megatron_018":
+        # The plan is made for the Megatron that is installed.
+        assert_as_planned(run, *words)
+    reports = list(run.reports.values())
+    for report in reports if tiers else ():
         assert min(report.disk_bytes, report.host_bytes, report.gpu_bytes) > 0
         assert report.host_bytes <= 0.0003 * 2**30 / 2
-        assert report.directory == ", ".join(striped)
-    assert f"each rank's file is striped over all {len(striped)} directories" in run.output
-    assert [row["directory"] for row in run.summary["ranks"]] == [", ".join(striped)] * 2
-    assert not any(Path(folder).exists() for folder in striped)
+    # Two ranks have a directory each where there are two, and all of them where there are more.
+    each = places * 2 if number <= 2 else [", ".join(places)] * 2
+    assert [report.directory for report in reports] == each[:2]
+    assert [row["directory"] for row in run.summary["ranks"]] == each[:2]
+    assert (f"each rank's file is striped over all {number} directories" in run.output) is (number > 2)
+    assert not any(Path(place).exists() for place in places)
+    version = "0.18.2" if layout == "megatron_018" else "0.19.2"
+    assert {report.megatron_version for report in reports} == {version}

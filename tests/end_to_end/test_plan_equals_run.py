@@ -4,56 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from muon_offload_cli.cli import main
-from tests.end_to_end.runs import DP2, SMALL, TP2_EP2, state, train
+from tests.end_to_end.planned import assert_as_planned
+from tests.end_to_end.runs import DP2, state, train
 
-COLUMNS = ("muon_parameters", "muon_state_bytes", "disk_bytes", "host_bytes", "gpu_bytes", "chunks")
 
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        (*TP2_EP2, "parallel.etp=1", "offload.fraction=0.7", "offload.host_memory_gb=0.0002"),
-        (
-            *DP2,
-            "model=tiny_delta",
-            "parallel.ep=2",
-            "megatron.param_layout=false",
-            "model.linear_attention_freq=2",
-        ),
-    ],
-    ids=["two tiers and device", "delta net, older layout"],
-)
-def test_planned_bytes_equal_reported_bytes(
-    tmp_path: Path, directory: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = [*words, *state(directory), "train.steps=4"]
-    assert main.run(["disk-plan", "--json", *SMALL, *asked]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    planned = {rank: kind for kind in plan["kinds"] for rank in kind["ranks"]}
-    run = train(tmp_path / "run", *asked)
+def test_planned_bytes_of_a_delta_net_equal_reported_bytes(tmp_path: Path, directory: Path) -> None:
+    # test_bit_identity.py and test_checkpoints.py hold their runs of other layouts against the plan.
+    words = (
+        *DP2,
+        "model=tiny_delta",
+        "parallel.ep=2",
+        "megatron.param_layout=false",
+        "model.linear_attention_freq=2",
+        *state(directory),
+        "train.steps=4",
+    )
+    run = train(tmp_path / "run", *words)
     assert run.exit_code == 0, run.output
-    assert run.reports.keys() == planned.keys()
-    for rank, report in run.reports.items():
-        assert {name: planned[rank][name] for name in COLUMNS} == {
-            name: getattr(report, name) for name in COLUMNS
-        }
-        # Adam counts its steps in 4 bytes a tensor, of which there are some.
-        left_over = report.adam_state_bytes - planned[rank]["adam_state_bytes"]
-        assert 0 <= left_over < 400
-        assert left_over % 4 == 0
-        _moved_as_planned(planned[rank]["traffic"], run.records(rank)[1:])
-
-
-def _moved_as_planned(traffic: dict[str, Any], records: list[Any]) -> None:
-    """Compare steps after the first, which also counts what was read ahead of it."""
-    assert [record.bytes_written for record in records] == [traffic["written"]] * len(records)
-    # Forward and backward sweeps keep different chunks; two of them make the mean.
-    assert records[0].bytes_read + records[1].bytes_read in (2 * traffic["read"], 2 * traffic["read"] + 1)
+    assert_as_planned(run, *words)
 
 
 @pytest.mark.parametrize(

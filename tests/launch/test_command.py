@@ -59,14 +59,6 @@ def test_several_nodes_meet_at_node_0() -> None:
     assert list(local_ranks(asked)) == list(range(8, 16))
 
 
-def test_what_several_nodes_lack_is_said_at_once() -> None:
-    with pytest.raises(UserError) as caught:
-        torchrun_command(config(nodes=2, node_rank=2), FOLDER, python="/py")
-    keys = [problem.keys[-1] for problem in caught.value.problems]
-    assert keys == ["launcher.master_address", "launcher.master_port", "launcher.node_rank"]
-    assert all(problem.fix.startswith("launcher.") for problem in caught.value.problems)
-
-
 def values(asked: Config, **inherited: str) -> dict[str, str]:
     settings = environment(asked, inherited=inherited, cores=16, base=Path("/here"))
     assert all(setting.reason for setting in settings)
@@ -108,11 +100,22 @@ def test_a_megatron_checkout_goes_before_what_the_launcher_imports() -> None:
 def test_the_script_word_for_word() -> None:
     command = torchrun_command(config(), FOLDER, python="/py")
     settings = [Setting(name="OMP_NUM_THREADS", value="1", reason="the ranks of a node share its cores")]
-    assert script(command, settings, base=Path("/it's here"), title="muon-offload train\nrm -rf") == (
+    text = script(
+        command,
+        settings,
+        metrics=FOLDER.metrics,
+        base=Path("/it's here"),
+        title="muon-offload train\nrm -rf",
+    )
+    assert text == (
         "#!/usr/bin/env bash\n"
         "# muon-offload train rm -rf\n"
         "set -eu\n"
         "cd '/it'\"'\"'s here'\n"
+        "if [ -n \"$(ls -A '/runs/a run/metrics')\" ]; then\n"
+        "  echo '/runs/a run holds a run already; start another with muon-offload train' >&2\n"
+        "  exit 2\n"
+        "fi\n"
         "# the ranks of a node share its cores\n"
         "export OMP_NUM_THREADS=1\n"
         "exec /py \\\n"
@@ -134,17 +137,28 @@ def test_the_script_word_for_word() -> None:
 )
 def test_bash_hands_on_the_very_words(words: list[str]) -> None:
     probe = ["/usr/bin/printf", "%s\\0", *words]
-    text = script(probe, [Setting(name="A", value=" ".join(words), reason="r")], base=Path("/"), title="t")
+    settings = [Setting(name="A", value=" ".join(words), reason="r")]
+    text = script(probe, settings, metrics=FOLDER.metrics, base=Path("/"), title="t")
     done = subprocess.run(["bash", "-c", text], capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == (words or [""])
 
 
 def test_what_a_dry_run_prints_does_the_run_when_piped_into_bash(tmp_path: Path) -> None:
     folder = RunFolder(root=tmp_path / "a run")
-    text = script(["cat", str(folder.resolved)], [], base=tmp_path, title="t")
+    text = script(["cat", str(folder.resolved)], [], metrics=folder.metrics, base=tmp_path, title="t")
     done = subprocess.run(["bash"], input=by_hand("a: $HOME\n", text, folder), capture_output=True, text=True)
-    assert done.stdout == "a: $HOME\n"
+    assert (done.stdout, done.stderr) == ("a: $HOME\n", "")
     assert folder.reports.is_dir()
+
+
+def test_a_script_refuses_a_folder_in_which_a_run_has_written(tmp_path: Path) -> None:
+    folder = RunFolder(root=tmp_path / "a run")
+    folder.metrics.mkdir(parents=True)
+    folder.rank_metrics(0).touch()
+    text = script(["echo", "started"], [], metrics=folder.metrics, base=tmp_path, title="t")
+    done = subprocess.run(["bash"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{folder.root} holds a run already" in done.stderr
 
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.follow import Event, RankReported
 from muon_offload_cli.launch.job import Outcome, Patience, run_job
+from muon_offload_cli.launch.quiet import Quiet
 
 QUICK = Patience(poll_s=0.02, grace_s=1.0, last_word_s=1.0)
 
@@ -97,6 +100,34 @@ def test_a_rank_deaf_to_sigterm_is_killed_when_another_has_died(
     outcome, _ = start(folder, plan, monkeypatch, FAKE_TORCHRUN_PATIENCE_S="300")
     assert outcome.gave_up
     assert fake_torchrun.processes_of(folder.root) == []
+
+
+def test_a_stopped_rank_is_named_once_the_job_is_quiet(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in fake_torchrun.environment({"steps": 30}).items():
+        monkeypatch.setenv(key, value)
+    pids: dict[int, int] = {}
+    seen: list[Quiet] = []
+
+    def see(event: Event) -> None:
+        match event:
+            case RankReported():
+                pids[event.report.rank] = event.report.pid
+            case StepSeen() if event.step == 3:
+                os.kill(pids[1], signal.SIGSTOP)
+            case Quiet():
+                seen.append(event)
+                os.kill(pids[1], signal.SIGCONT)
+
+    patience = replace(QUICK, quiet_s=0.5)
+    outcome = run_job(fake_torchrun.command(folder.root, 2), folder, range(2), see, patience=patience)
+    assert outcome.exit_code == 0
+    assert outcome.figures[1].steps == 30
+    (notice,) = seen
+    assert str(notice).endswith(
+        f"rank 1 (process {pids[1]}) was stopped, as by SIGSTOP; kill -CONT {pids[1]} lets it go on"
+    )
 
 
 def test_an_error_while_drawing_ends_the_job(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

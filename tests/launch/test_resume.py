@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from muon_offload_cli.checkpoints.names import SAVING, SEAL, step_folder
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.shapes import shapes_of
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.launch.resume import settle_checkpoints
 from tests.checkpoints import forged
@@ -103,12 +105,30 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "holds no checkpoint" in refused(tmp_path, "resume=empty").what
 
 
-def test_weights_alone_cannot_be_gone_on_from(tmp_path: Path) -> None:
-    forged.save(tmp_path / "other", 4, optimizer=False)
+@pytest.mark.parametrize("save", [forged.save, forged.save_plain])
+def test_weights_alone_cannot_be_gone_on_from(tmp_path: Path, save: Callable[..., object]) -> None:
+    save(tmp_path / "other", 4, optimizer=False)
     problem = refused(tmp_path, "resume=other")
-    assert "saved with checkpoint.optimizer=false" in problem.what
+    assert "saved without optimizer state (checkpoint.optimizer=false)" in problem.what
     assert "resume.weights_only=true" in problem.fix
     assert chosen(settle(tmp_path, "resume=other", "resume.weights_only=true")[0])[1] == 4
+
+
+def test_another_model_is_refused_by_its_keys(tmp_path: Path) -> None:
+    same = shapes_of(compose("tiny", []).config)
+    saved = same | {"model.num_layers": 9, "model.moe.ffn_hidden_size": 7, "model.kv_channels": 32}
+    forged.save(tmp_path / "c", 4, model=saved)
+    for words in (("resume=auto",), (f"resume={tmp_path}/c", "resume.weights_only=true")):
+        with pytest.raises(UserError) as raised:
+            settle(tmp_path, *words)
+        layers, experts = raised.value.problems
+        assert (
+            f"was saved with model.num_layers=9, and this run has model.num_layers={same['model.num_layers']}"
+            in (layers.what)
+        )
+        assert (layers.fix, experts.fix) == ("model.num_layers=9", "model.moe.ffn_hidden_size=7")
+    # Null is filled in by Megatron, perhaps with just what was saved.
+    assert same["model.kv_channels"] is None
 
 
 def test_a_finished_run_has_nothing_left(tmp_path: Path) -> None:

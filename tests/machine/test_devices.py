@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muon_offload_cli.machine.devices import gpu_count, rank_limits
+from muon_offload_cli.machine.devices import gpu_count, gpu_memory_bytes, rank_limits
 
 
 @pytest.fixture
@@ -49,6 +49,15 @@ def test_a_broken_nvidia_smi_means_no_gpu(tmp_path: Path) -> None:
     _program(tmp_path, "echo 'GPU 0: ghost'; exit 9")
     assert gpu_count({"PATH": f"{tmp_path}:{os.environ['PATH']}"}, root=tmp_path) == 0
     assert gpu_count({"PATH": ""}, root=tmp_path) == 0
+
+
+def test_the_smallest_gpu_counts_and_an_unknown_one_is_none(tmp_path: Path) -> None:
+    _program(tmp_path, "echo 143771; echo 81559")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert gpu_memory_bytes(environment) == 81559 * 2**20
+    _program(tmp_path, "echo '[N/A]'")
+    assert gpu_memory_bytes(environment) is None
+    assert gpu_memory_bytes({"PATH": ""}) is None
 
 
 def test_limits_are_the_ones_of_this_process() -> None:

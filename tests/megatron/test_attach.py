@@ -35,17 +35,6 @@ def test_only_the_layer_wise_builder_sees_the_new_class(module: ModuleType, tmp_
     assert module.Float16OptimizerWithFloat16Params is Float16OptimizerWithFloat16Params
 
 
-def test_the_second_installation_replaces_the_first(module: ModuleType, tmp_path: Path) -> None:
-    first = muon_offload_cli.install(directory=tmp_path)
-    second = muon_offload_cli.install(engine="host")
-    base = second.close.__self__._base
-    assert base is first._base
-    first.close()
-    assert issubclass(module.Float16OptimizerWithFloat16Params, base)
-    assert module.Float16OptimizerWithFloat16Params is not base
-    second.close()
-
-
 def test_a_list_of_directories_is_shared_by_the_ranks_of_the_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

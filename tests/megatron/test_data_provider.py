@@ -17,9 +17,9 @@ from megatron.training import global_vars
 
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.megatron.data.byte_dataset import Prepared, prepare
 from muon_offload_cli.megatron.data.forward_step import get_batch, loss_function, make_forward_step
 from muon_offload_cli.megatron.data.provider import dataset_config, make_datasets_provider
+from muon_offload_cli.tokens.preparation import Prepared, prepare
 
 SEQUENCE_LENGTH = 8
 
@@ -148,8 +148,8 @@ class UniformModel(torch.nn.Module):
         self.logits = torch.nn.Parameter(torch.zeros(257))
         self.called_with: tuple[Any, ...] = ()
 
-    def forward(self, tokens, position_ids, attention_mask, *, labels=None, loss_mask=None):
-        self.called_with = (tokens, position_ids, attention_mask, labels, loss_mask)
+    def forward(self, tokens, position_ids, attention_mask, *, labels=None, loss_mask=None, **padding):
+        self.called_with = (tokens, position_ids, attention_mask, labels, loss_mask, *padding.values())
         if labels is None:
             return self.logits
         return -torch.log_softmax(self.logits, dim=0)[labels]
@@ -164,6 +164,30 @@ def test_a_forward_step_sums_the_cross_entropy_and_counts_the_tokens(args, prepa
     assert (num_tokens.item(), num_tokens.dtype) == (2 * SEQUENCE_LENGTH, torch.int32)
     assert total.item() == pytest.approx(2 * SEQUENCE_LENGTH * math.log(257))
     assert report["lm loss"].tolist() == pytest.approx([total.item(), 2 * SEQUENCE_LENGTH])
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_examples_reach_megatron_s_loop_with_the_mask_of_their_responses(args, tmp_path, monkeypatch, stages):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "ab", "response": "c"}\n')
+    prepared = prepare(
+        DataConfig(
+            source=DataSource.chat, paths=[str(tmp_path / "a.jsonl")], cache_directory=str(tmp_path / "cache")
+        )
+    )
+    before = files_under(tmp_path)
+    train, *_ = make_datasets_provider(prepared)([3, 0, 0])
+    assert len(train) >= 3
+    loader = torch.utils.data.DataLoader(train, batch_size=2)
+    monkeypatch.setattr(parallel_state, "get_pipeline_model_parallel_world_size", lambda: stages)
+    model = UniformModel()
+    output, loss = make_forward_step()(iter(loader), model)
+    total, num_tokens, _ = loss(output)
+    # "c" and its end, predicted by "b" and "c".
+    assert num_tokens.item() == 2 * 2
+    assert total.item() == pytest.approx(2 * 2 * math.log(257))
+    padding = [False] * 3 + [True] * (SEQUENCE_LENGTH - 3)
+    assert [mask.tolist() for mask in model.called_with[5:]] == ([[padding] * 2] if stages == 1 else [])
+    assert files_under(tmp_path) == before
 
 
 def test_a_stage_in_the_middle_of_the_pipeline_steps_without_a_batch(args):

@@ -73,7 +73,7 @@ def make_config() -> Any:
 
 
 def offloaded(base: Any, settings: OffloadSettings, parameters: list[torch.nn.Parameter]) -> Any:
-    child = make_muon_child(base, torch.optim.SGD, settings, lambda _: None)
+    child = make_muon_child(base, (torch.optim.SGD,), lambda: settings, lambda _: None)
     return child(make_optimizer(parameters), make_config(), None, None)
 
 
@@ -205,7 +205,7 @@ def test_masters_are_born_chunk_by_chunk(base: Any, settings: OffloadSettings) -
             )
 
     parameters = make_model()
-    child = make_muon_child(Watching, torch.optim.SGD, settings, lambda _: None)
+    child = make_muon_child(Watching, (torch.optim.SGD,), lambda: settings, lambda _: None)
     built = child(make_optimizer(parameters), make_config(), None, None)
     try:
         chunks = built.offloader.plan.chunks
@@ -255,7 +255,7 @@ def test_optimizers_of_another_class_and_empty_ones_become_the_plain_base(
     base: Any, settings: OffloadSettings
 ) -> None:
     taken: list[Any] = []
-    child = make_muon_child(base, torch.optim.SGD, settings, taken.append)
+    child = make_muon_child(base, (torch.optim.SGD,), lambda: settings, taken.append)
 
     class OtherSgd(torch.optim.SGD):
         """A subclass may keep other state, so it is not taken over."""
@@ -270,7 +270,7 @@ def test_optimizers_of_another_class_and_empty_ones_become_the_plain_base(
 def test_an_optimizer_without_float16_weights_becomes_the_plain_base(
     base: Any, settings: OffloadSettings
 ) -> None:
-    child = make_muon_child(base, torch.optim.SGD, settings, lambda _: None)
+    child = make_muon_child(base, (torch.optim.SGD,), lambda: settings, lambda _: None)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(4, 4))], lr=0.1, momentum=0.9)
     assert type(child(optimizer, make_config(), None, None)) is base
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from muon_offload_cli.config.rules.flags import EVERYWHERE
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -41,6 +43,7 @@ def test_the_installed_megatron_trains_muon() -> None:
     assert answer["problems"] == []
     assert answer["megatron_version"].startswith("0.")
     assert {"--optimizer", "--muon-momentum", "--tensor-model-parallel-size"} <= set(answer["flags"])
+    assert {f"--{flag.replace('_', '-')}" for flag in EVERYWHERE} <= set(answer["flags"])
 
 
 def test_a_stub_of_megatron_is_told_with_the_command_that_installs_it(tmp_path: Path) -> None:

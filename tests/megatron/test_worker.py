@@ -101,6 +101,12 @@ def test_any_other_exception_exits_1_with_its_first_line_and_a_traceback_in_the_
     assert "Traceback" in log
 
 
+def test_a_script_that_exits_by_itself_passes_its_code_on_without_a_traceback(tmp_path: Path) -> None:
+    raising = "from muon_offload_cli.megatron.entry_point import ScriptExitError\n"
+    code, report, log = work(tmp_path, f"{raising}    raise ScriptExitError('mine.py', 7)")
+    assert (code, report.error, log) == (7, "exit code 7 of mine.py", "before\n")
+
+
 def test_output_of_libraries_below_python_goes_to_the_log(tmp_path: Path) -> None:
     _, _, log = work(tmp_path, "import os; os.write(1, b'from C\\n'); os.write(2, b'and stderr\\n')")
     assert "from C" in log

@@ -214,6 +214,6 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = hypothesis_settings(
-    max_examples=40, stateful_step_count=10, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=10, suppress_health_check=[HealthCheck.too_slow]
 )
 TestAnyOrder = AnyOrder.TestCase

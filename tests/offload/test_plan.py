@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +24,8 @@ from muon_offload_cli.offload.plan import (
 
 shapes = st.lists(st.integers(0, 90), min_size=0, max_size=3).map(tuple)
 specs = st.builds(ParameterSpec, shape=shapes, domain=st.booleans())
-parameter_lists = st.lists(specs, max_size=40)
+adaptive = st.builds(ParameterSpec, shape=shapes, domain=st.booleans(), second_moment=shapes)
+parameter_lists = st.lists(specs, max_size=40) | st.lists(adaptive, max_size=40)
 budgets = st.one_of(st.just(0), st.integers(1, 200_000))
 settings = st.fixed_dictionaries(
     {
@@ -35,9 +38,14 @@ settings = st.fixed_dictionaries(
 )
 
 
+def moment_bytes(parameter: ParameterSpec) -> int:
+    return 0 if parameter.second_moment is None else 4 * math.prod(parameter.second_moment)
+
+
 def image_bytes(*parameters: ParameterSpec) -> int:
-    """Bytes of masters and momenta, each aligned, as the plan counts them against its budgets."""
-    return sum(2 * (-(-p.numel * 4 // STATE_ALIGNMENT) * STATE_ALIGNMENT) for p in parameters)
+    """Bytes of masters, momenta and second moments, each aligned, as they count against budgets."""
+    sizes = [size for p in parameters for size in (4 * p.numel, 4 * p.numel, moment_bytes(p))]
+    return sum(-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes)
 
 
 def members(plan: ChunkPlan) -> list[int]:
@@ -58,16 +66,18 @@ def test_slots_lie_aligned_inside_their_chunk_and_apart(
     parameters: list[ParameterSpec], given: dict[str, Any]
 ) -> None:
     for chunk in plan_chunks(parameters, **given).chunks:
-        slots = [*chunk.masters, *chunk.momenta]
-        sizes = [4 * parameters[index].numel for index in chunk.parameters]
-        assert [slot.nbytes for slot in slots] == sizes + sizes
+        slots = [*chunk.masters, *chunk.momenta, *chunk.second_moments]
+        sizes = [4 * parameters[index].numel for index in chunk.parameters] * 2
+        if parameters[0].second_moment is not None:
+            sizes += [moment_bytes(parameters[index]) for index in chunk.parameters]
+        assert [slot.nbytes for slot in slots] == sizes
         assert all(slot.offset % STATE_ALIGNMENT == 0 for slot in slots)
         ends = [slot.offset + slot.nbytes for slot in slots]
         assert all(end <= after.offset for end, after in zip(ends, slots[1:], strict=False))
         assert max(ends) <= chunk.nbytes
         assert chunk.nbytes % CHUNK_ALIGNMENT == 0
         assert 0 < chunk.nbytes < max(ends) + STATE_ALIGNMENT + CHUNK_ALIGNMENT
-        assert chunk.state_bytes == 2 * sum(sizes)
+        assert chunk.state_bytes == sum(sizes)
 
 
 @given(parameter_lists, settings)
@@ -79,7 +89,7 @@ def test_a_chunk_keeps_its_budget_or_holds_one_oversized_parameter(
         own = [parameters[index] for index in chunk.parameters]
         if budget and image_bytes(*own) > budget:
             # Parameters without elements take no bytes and may come along.
-            assert sum(parameter.numel > 0 for parameter in own) == 1
+            assert sum(image_bytes(parameter) > 0 for parameter in own) == 1
 
 
 @given(parameter_lists, settings)
@@ -146,10 +156,7 @@ def test_without_a_disk_tier_all_that_leaves_goes_to_the_host(
 def test_equal_shapes_give_equal_plans_whatever_the_domains_are_called(
     parameters: list[ParameterSpec], given: dict[str, Any]
 ) -> None:
-    renamed = [
-        ParameterSpec(shape=tuple(p.shape), domain=("experts", 7) if p.domain else "dense")
-        for p in parameters
-    ]
+    renamed = [replace(p, domain=("experts", 7) if p.domain else "dense") for p in parameters]
     assert plan_chunks(parameters, **given) == plan_chunks(renamed, **given)
 
 

@@ -120,6 +120,19 @@ def test_a_striped_rank_opens_a_file_a_directory_and_maps_every_stripe() -> None
     assert (own.open_files, own.maps) == (3, 2 + Stripes(size=own.disk_bytes, files=3).count)
 
 
+def test_adaptive_muon_has_a_third_of_its_state_in_second_moments() -> None:
+    plans = [
+        planner("tiny", "optimizer=muon", f"optimizer.name={name}").plan()
+        for name in ("muon", "adaptive_muon")
+    ]
+    plain, own = (plan.heaviest.figures for plan in plans)
+    assert (plain.second_moment_bytes, own.second_moment_bytes) == (0, own.muon_parameters * 4)
+    assert own.muon_state_bytes == own.muon_parameters * 12
+    assert own.largest_bytes * 2 == plain.largest_bytes * 3
+    assert own.disk_bytes >= own.muon_state_bytes
+    assert plans[1].checkpoint_bytes - plans[0].checkpoint_bytes == plans[0].muon_parameters * 4
+
+
 @given(st.lists(st.integers(1, 10**6), max_size=60), st.integers(0, 4), st.integers(2, 4), st.floats(0, 1))
 def test_state_is_in_some_tier_and_what_windows_hold_does_not_move(
     sizes: list[int], chunk_mib: int, windows: int, fraction: float

@@ -17,7 +17,8 @@ from muon_offload_cli.storage.buffer import HostBuffer, address_of
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.memory import MemoryStore
-from muon_offload_cli.storage.piece_writer import PIECE_BYTES, PieceWriter, Sources
+from muon_offload_cli.storage.piece_writer import PieceWriter
+from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.storage.striped import StripedStore
 
@@ -60,7 +61,7 @@ def test_the_file_is_the_bytes_in_order_and_pieces_hash_them(store: Store, tmp_p
     assert set(boundaries) <= {0, *ends}
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.tuples(st.integers(0, SIZE // 512 - 1), st.integers(1, 3 * 2**20)), max_size=6))
 def test_any_ranges_of_a_store_arrive(store: Store, tmp_path: Path, cuts: list[tuple[int, int]]) -> None:
     view = store.view(Extent(0, SIZE))
@@ -101,6 +102,19 @@ def test_a_full_disk_is_raised_with_the_file_and_leaves_no_thread(store: Store, 
         writer.close()
     sources.close()
     assert threading.active_count() == before
+
+
+def test_a_short_write_goes_on_through_the_page_cache(store: Store, tmp_path: Path) -> None:
+    cut = iter([1000])
+
+    def short(fd: int, data: memoryview, position: int) -> int:
+        return min(os.pwrite(fd, data, position), next(cut, data.nbytes))
+
+    view = store.view(Extent(0, SIZE))
+    with Sources([store]) as sources, PieceWriter(tmp_path / "file", sources, pwrite=short) as writer:
+        writer.write(view)
+    assert not writer.direct
+    assert (tmp_path / "file").read_bytes() == view
 
 
 def test_reading_a_direct_store_leaves_its_pages_out_of_memory(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from muon_offload_cli.config.rules import (
     data,
     directories,
     directory,
+    entry_point,
     exclusive,
     family,
     flags,
@@ -18,6 +19,7 @@ from muon_offload_cli.config.rules import (
     model,
     numbers,
     pipeline,
+    pretrained,
     topology,
     unread,
 )
@@ -28,6 +30,7 @@ from muon_offload_cli.config.rules.facts import (
     MegatronFacts,
     ParameterFacts,
     PlannedFacts,
+    PretrainedFacts,
 )
 from muon_offload_cli.config.rules.registry import Rule, as_note
 from muon_offload_cli.config.schema import Config
@@ -40,6 +43,7 @@ __all__ = [
     "MegatronFacts",
     "ParameterFacts",
     "PlannedFacts",
+    "PretrainedFacts",
     "Rule",
     "all_rules",
     "check",
@@ -54,11 +58,13 @@ _SUBJECTS = (
     exclusive,
     checkpoint,
     flags,
+    entry_point,
     unread,
     topology,
     pipeline,
     model,
     architecture,
+    pretrained,
     data,
     machine,
     directory,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import LARGEST, in_range
+from muon_offload_cli.config.rules.settings import in_range
 from muon_offload_cli.config.schema import Config, Engine
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.units import GIB, MIB, format_bytes
@@ -82,16 +81,11 @@ def windows(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
 @rule(name="host-memory", reason="The host-memory budget is a number of GiB, or auto.")
 def host_memory(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a budget that is neither."""
-    text = config.offload.host_memory_gb
-    if text == "auto":
-        return
-    try:
-        value = float(text)
-    except (ValueError, OverflowError):
-        value = math.nan
-    if not 0 <= value <= LARGEST:
+    value = config.offload.host_memory_gib
+    if value is not None and not in_range(value, 0):
         yield Problem(
-            what=f"offload.host_memory_gb={text[:80]} is neither a number of GiB nor auto.",
+            what=f"offload.host_memory_gb={config.offload.host_memory_gb[:80]} is neither a number of GiB "
+            "nor auto.",
             fix="offload.host_memory_gb=auto",
             keys=("offload.host_memory_gb",),
         )

@@ -1,4 +1,4 @@
-"""Training data that is named and is not there."""
+"""Training data: named, there, and of the form that its source reads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import has_flag
+from muon_offload_cli.config.rules.settings import file_problems, has_flag
 from muon_offload_cli.config.schema import Config, DataSource
+from muon_offload_cli.config.vocabulary import BYTE_SOURCES, BYTE_VOCABULARY, tokenizer_folder
 from muon_offload_cli.errors import Level, Problem
 
 INDEXED_SUFFIXES = (".bin", ".idx")
+
+NAMED_FILES = (DataSource.text, DataSource.chat)
+"""Sources that read `data.paths`."""
 
 UNSUPPORTED_FLAGS = (
     "sft",
@@ -24,7 +28,7 @@ UNSUPPORTED_FLAGS = (
 
 def data_files(config: Config) -> list[str]:
     """Return the files that the chosen source reads, as the user gave them."""
-    if config.data.source is DataSource.text:
+    if config.data.source in NAMED_FILES:
         return list(config.data.paths)
     if config.data.source is DataSource.indexed and config.data.prefix:
         return [config.data.prefix + suffix for suffix in INDEXED_SUFFIXES]
@@ -33,11 +37,12 @@ def data_files(config: Config) -> list[str]:
 
 @rule(name="data-named", reason="Sources of the user's own read what the user names.")
 def data_named(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Require paths for text and a prefix for indexed data."""
-    if config.data.source is DataSource.text and not config.data.paths:
+    """Require paths for text and chats, and a prefix for indexed data."""
+    if config.data.source in NAMED_FILES and not config.data.paths:
+        suffix = "jsonl" if config.data.source is DataSource.chat else "txt"
         yield Problem(
-            what="data.source=text, and data.paths names no file.",
-            fix="data.paths=[/path/to/text.txt]",
+            what=f"data.source={config.data.source.name}, and data.paths names no file.",
+            fix=f"data.paths=[/path/to/file.{suffix}]",
             keys=("data.source", "data.paths"),
         )
     if config.data.source is DataSource.indexed and not config.data.prefix:
@@ -57,13 +62,13 @@ def vocabulary(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
     """Require a vocabulary size where the data source does not give one, and room for all bytes."""
     size = config.model.vocab_size
     if size is None:
-        if config.data.source is DataSource.indexed:
+        if config.data.source in (DataSource.indexed, DataSource.script):
             yield Problem(
-                what="data.source=indexed needs model.vocab_size: the file does not record it.",
+                what=f"data.source={config.data.source.name} needs model.vocab_size: nothing else tells it.",
                 fix="model.vocab_size=32000",
                 keys=("model.vocab_size", "data.source"),
             )
-    elif config.data.source in (DataSource.stdlib, DataSource.text) and 1 <= size < 257:
+    elif config.data.source in BYTE_SOURCES and not tokenizer_folder(config) and 1 <= size < BYTE_VOCABULARY:
         yield Problem(
             what=f"model.vocab_size={size} is too small for byte tokens: 256 bytes and an end of document.",
             fix="model.vocab_size=null",
@@ -74,22 +79,23 @@ def vocabulary(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
 @rule(name="data-files", reason="A missing or empty file is found before a GPU starts.", machine=True)
 def files_exist(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse files that are missing, empty, unreadable, or folders."""
-    key = "data.paths" if config.data.source is DataSource.text else "data.prefix"
+    key = "data.paths" if config.data.source in NAMED_FILES else "data.prefix"
     for path in data_files(config):
         found = facts.files.get(path)
-        if found is None:
-            continue
-        if found.is_folder:
-            what, fix = f"{path} is a folder, not a file", f"name the files in it: {key}=[...]"
-        elif found.num_bytes is None:
-            what, fix = f"there is no file {path}", f"correct {key}, or take data=stdlib"
-        elif not found.readable:
-            what, fix = f"{path} cannot be read by this user", f"chmod u+r {path}"
-        elif found.num_bytes == 0:
-            what, fix = f"{path} is empty", f"take it out of {key}, or take data=stdlib"
-        else:
-            continue
-        yield Problem(what=f"{key}: {what}.", fix=fix, keys=(key,))
+        if found is not None:
+            yield from file_problems(key, path, found, otherwise="take data=stdlib")
+
+
+@rule(
+    name="data-content",
+    reason="What no rank could read is found before ranks start: of a jsonl file the first 16 MiB here, all "
+    "of it before training begins.",
+    machine=True,
+)
+def data_content(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse lines that are no JSON or lack what the source needs, and damaged indexed pairs."""
+    if not any(files_exist(config, written, facts)):
+        yield from facts.data_problems
 
 
 @rule(name="mock-data", reason="Invented tokens teach nothing, whatever the loss seems to say.")
@@ -106,9 +112,9 @@ def mock_data(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
 
 @rule(name="data-flags", reason="These ask for batches or schedules that the built-in data does not have.")
 def data_flags(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse flags that the built-in training data cannot serve."""
+    """Refuse flags that the built-in training data cannot serve; a script may have other data."""
     for flag in UNSUPPORTED_FLAGS:
-        if has_flag(config, flag):
+        if has_flag(config, flag) and config.megatron.entrypoint is None:
             yield Problem(
                 what=f"megatron.args.{flag} does not work with the built-in training data.",
                 fix=f"megatron.args.{flag}=null",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
-from muon_offload_cli.config.rules.family import is_muon
+from muon_offload_cli.config.rules.family import ADAPTIVE_MUON, is_muon
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import flag_value, has_flag
 from muon_offload_cli.config.schema import Config, Engine
@@ -93,20 +93,42 @@ def not_for_muon(config: Config, written: Set[str], facts: MachineFacts) -> Iter
 
 @rule(
     name="native-layout",
-    reason="No offloader of Megatron's own is known to handle the layout with an Adam sibling.",
+    reason="Megatron's own offloader refuses the shard-aligned layout for Muon.",
 )
 def native_layout(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse the shard-aligned layout for Muon under an offloader of Megatron's own."""
-    if config.offload.engine is not Engine.none or not is_muon(config.optimizer):
+    if not is_muon(config.optimizer) or not config.megatron.param_layout:
         return
-    given = [flag for flag in NATIVE_OFFLOADERS if has_flag(config, flag)]
-    if given and config.megatron.param_layout:
+    given = [f"megatron.args.{flag}" for flag in NATIVE_OFFLOADERS if has_flag(config, flag)]
+    if config.offload.engine is Engine.mapped and facts.maps_natively:
+        given = ["offload.engine=mapped"]
+    elif config.offload.engine is not Engine.none:
+        return
+    if given:
         yield Problem(
-            what=f"megatron.args.{given[0]} offloads Muon through Megatron itself, which does not work with "
+            what=f"{given[0]} offloads Muon through the Megatron at hand itself, which does not work with "
             "megatron.param_layout=true.",
             fix="megatron.param_layout=false",
-            keys=(f"megatron.args.{given[0]}", "megatron.param_layout"),
+            keys=(given[0].partition("=")[0], "megatron.param_layout"),
         )
+
+
+@rule(
+    name="adaptive-native",
+    reason="An offloader of Megatron's own plans one fp32 momentum, and adaptive Muon keeps a second moment.",
+)
+def adaptive_native(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse adaptive Muon under an offloader of Megatron's own."""
+    if config.offload.engine is not Engine.none or config.optimizer.name != ADAPTIVE_MUON:
+        return
+    for flag in NATIVE_OFFLOADERS:
+        if has_flag(config, flag):
+            yield Problem(
+                what=f"megatron.args.{flag} with optimizer.name={ADAPTIVE_MUON}: Megatron's offloader plans "
+                "one fp32 momentum, and there is a second moment as well.",
+                fix=f"megatron.args.{flag}=null",
+                keys=(f"megatron.args.{flag}", "optimizer.name"),
+            )
 
 
 @rule(name="fp16", reason="Muon takes bf16; Megatron's parser accepts fp16 and its builder then fails.")

@@ -59,6 +59,25 @@ class FileFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainedFacts:
+    """The folder of `model.from_hf`, and what is installed to read it.
+
+    Attributes:
+        weight_files: Files of weights (safetensors) in it.
+        missing: Files that its index of weights names and that are not there.
+        tokenizer: It holds a tokenizer.
+        bridge: Megatron-Bridge is installed.
+        transformers: The package transformers is installed.
+    """
+
+    weight_files: int = 1
+    missing: tuple[str, ...] = ()
+    tokenizer: bool = True
+    bridge: bool = True
+    transformers: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFacts:
     """A matrix that Muon steps, as one rank holds it, with the bytes of its momentum and master weight."""
 
@@ -94,6 +113,7 @@ class MegatronFacts:
         root: Folder that it is imported from.
         flags: Flags of its parser, as attribute names with underscores; None: not known.
         chunked_offloader: It brings a chunked optimizer-state offloader of its own.
+        offloader_lacks: What that one lacks of what ``engine=mapped`` relies upon.
         layer_wise: It has the layer-wise optimizer that is taken over.
         torch_version: Version of torch.
         torch_cuda: CUDA version that torch was built for.
@@ -107,6 +127,7 @@ class MegatronFacts:
     root: str | None = None
     flags: frozenset[str] | None = None
     chunked_offloader: bool = False
+    offloader_lacks: tuple[str, ...] = ()
     layer_wise: bool = False
     torch_version: str | None = None
     torch_cuda: str | None = None
@@ -114,6 +135,16 @@ class MegatronFacts:
     optimizers_version: str | None = None
     newton_schulz: Mapping[str, frozenset[int]] = field(default_factory=dict)
     adaptive_muon: str | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            ("training loop", self.flags is not None),
+            ("layer-wise Muon", self.layer_wise),
+            ("chunked offloader of its own", self.chunked_offloader),
+            ("Transformer Engine", self.transformer_engine),
+        )
+        has = ", ".join(f"{'has' if present else 'no'} {name}" for name, present in parts)
+        return f"{self.version} ({self.root}): {has}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,14 +154,20 @@ class MachineFacts:
     Attributes:
         working_directory: Folder that the command was started in.
         directories: The offload directories, in order; empty if no engine uses one or none could be chosen.
-        files: Data files of the config by path as given.
+        files: Data files and the script of the config by path as given.
+        data_problems: What is wrong with the content of the data files.
+        pretrained: The folder of `model.from_hf`; None if there is none.
         planned: What the plan says; the empty instance if there is none.
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         memory_limit_bytes: Limit of the control group that this process is in; None: none, or not known.
         cuda_available: Whether torch sees a GPU.
         num_gpus: GPUs that torch sees.
+        layouts_told: Which layouts of the model would fit those GPUs, where the run wants more; a sentence.
+        layouts_fix: The words that turn the run into the first of them; empty if there is none.
         megatron: The software that would train.
         megatron_missing: Folders of a Megatron that are not below `megatron.path`.
+        megatron_beside_script: Folder of `megatron.entrypoint` if it holds a Megatron other than
+            `megatron.path`.
         problems: What gathering itself found: no Megatron, no place to default to.
         muon_problems: What keeps Muon from training here: a stub package, another layer-wise optimizer.
     """
@@ -138,12 +175,22 @@ class MachineFacts:
     working_directory: Path | None = None
     directories: tuple[DirectoryFacts, ...] = ()
     files: Mapping[str, FileFacts] = field(default_factory=dict)
+    data_problems: tuple[Problem, ...] = ()
+    pretrained: PretrainedFacts | None = None
     planned: PlannedFacts = PlannedFacts()
     headroom_bytes: int | None = None
     memory_limit_bytes: int | None = None
     cuda_available: bool | None = None
     num_gpus: int | None = None
+    layouts_told: str = ""
+    layouts_fix: str = ""
     megatron: MegatronFacts | None = None
     megatron_missing: tuple[str, ...] = ()
+    megatron_beside_script: str | None = None
     problems: tuple[Problem, ...] = ()
     muon_problems: tuple[Problem, ...] = ()
+
+    @property
+    def maps_natively(self) -> bool:
+        """Tell whether ``engine=mapped`` extends the offloader that the Megatron at hand brings."""
+        return self.megatron is not None and self.megatron.chunked_offloader

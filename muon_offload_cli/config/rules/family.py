@@ -15,9 +15,10 @@ from muon_offload_cli.config.rules.settings import has_flag, in_range
 from muon_offload_cli.config.schema import Config, Engine, OptimizerConfig
 from muon_offload_cli.errors import Problem
 
-FAMILIES = ("dist_muon", "muon", "adam")
+ADAPTIVE_MUON = "adaptive_muon"
+FAMILIES = ("dist_muon", "muon", ADAPTIVE_MUON, "adam")
 # What Megatron's parser also takes (megatron/training/arguments.py, --optimizer).
-OTHER_FAMILIES = ("adaptive_muon", "soap", "lion", "sgd")
+OTHER_FAMILIES = ("soap", "lion", "sgd")
 
 # Values of NSCoeffT in emerging_optimizers/orthogonalized_optimizers/muon_utils.py, without
 # "custom", whose coefficients no flag of Megatron can give.
@@ -29,17 +30,17 @@ DECAY_STYLES = ("constant", "linear", "cosine")
 
 def is_muon(optimizer: OptimizerConfig) -> bool:
     """Tell whether the matrices are Muon's."""
-    return optimizer.name in ("dist_muon", "muon")
+    return optimizer.name in ("dist_muon", "muon", ADAPTIVE_MUON)
 
 
 def is_layer_wise(optimizer: OptimizerConfig) -> bool:
     """Tell whether data-parallel ranks own whole parameters."""
-    return optimizer.name == "dist_muon" or (optimizer.name == "muon" and optimizer.layer_wise)
+    return optimizer.name == "dist_muon" or (is_muon(optimizer) and optimizer.layer_wise)
 
 
 @rule(
     name="optimizer-family",
-    reason="Only dist_muon, muon with layer-wise ownership, and resident Adam have a tested path.",
+    reason="Only dist_muon, muon and adaptive_muon with layer-wise ownership, and resident Adam have a path.",
 )
 def known_family(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse optimizers other than the supported families."""
@@ -47,21 +48,36 @@ def known_family(config: Config, written: Set[str], facts: MachineFacts) -> Iter
     if name in FAMILIES:
         return
     near = nearest(name, FAMILIES, count=1)
-    broken = facts.megatron.adaptive_muon if facts.megatron is not None else None
-    if name == "adaptive_muon" and broken:
-        reason = f"the installed emerging-optimizers cannot step it under this Megatron ({broken})"
-    elif name == "adaptive_muon":
-        reason = "its second moment has no streaming path here yet"
-    elif name in OTHER_FAMILIES:
+    if name in OTHER_FAMILIES:
         reason = "its state cannot be streamed"
     else:
         reason = "there is no such optimizer in Megatron"
     shown = name if len(name) <= 80 else name[:80] + "..."
     yield Problem(
-        what=f"optimizer.name={shown}: {reason}; dist_muon, muon (layer-wise) and adam work.",
-        fix=f"optimizer.name={near[0] if near and near[0] != 'muon' else 'dist_muon'}",
+        what=f"optimizer.name={shown}: {reason}; "
+        "dist_muon, muon and adaptive_muon (layer-wise), and adam work.",
+        fix=f"optimizer.name={near[0] if near and near[0] in ('dist_muon', 'adam') else 'dist_muon'}",
         keys=("optimizer.name",),
     )
+
+
+@rule(
+    name="adaptive-muon",
+    reason="Megatron and emerging-optimizers release adaptive Muon apart; some pairs cannot step it.",
+    machine=True,
+)
+def adaptive_muon(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse adaptive Muon where the probe could not step it."""
+    broken = facts.megatron.adaptive_muon if facts.megatron is not None else None
+    if config.optimizer.name == ADAPTIVE_MUON and facts.megatron is not None and broken:
+        installed = f"emerging-optimizers {facts.megatron.optimizers_version or ''}".rstrip()
+        yield Problem(
+            what=f"optimizer.name={ADAPTIVE_MUON}: the installed {installed} cannot step it under Megatron "
+            f"{facts.megatron.version or ''}: {broken}.",
+            fix="optimizer.name=dist_muon",
+            keys=("optimizer.name",),
+            exit_code=3,
+        )
 
 
 @rule(
@@ -69,20 +85,22 @@ def known_family(config: Config, written: Set[str], facts: MachineFacts) -> Iter
     reason="Plain muon builds no layer-wise optimizer, the only owner whose state is streamed.",
 )
 def plain_muon(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse muon without layer-wise ownership."""
+    """Refuse muon and adaptive_muon without layer-wise ownership."""
     optimizer = config.optimizer
-    if optimizer.name != "muon" or optimizer.layer_wise:
+    if not is_muon(optimizer) or is_layer_wise(optimizer):
         return
     if optimizer.distributed:
         what = (
-            "optimizer.distributed=true with optimizer.name=muon: Megatron clears that flag for Muon, "
-            "and no layer-wise optimizer is asked for."
+            f"optimizer.distributed=true with optimizer.name={optimizer.name}: Megatron clears that flag for "
+            "Muon, and no layer-wise optimizer is asked for."
         )
     else:
         what = (
-            "optimizer.name=muon cannot stream its state to disk: plain muon builds no layer-wise optimizer."
+            f"optimizer.name={optimizer.name} cannot stream its state to disk: without optimizer.layer_wise "
+            "it builds no layer-wise optimizer."
         )
-    yield Problem(what=what, fix="optimizer.name=dist_muon", keys=("optimizer.name", "optimizer.layer_wise"))
+    fix = "optimizer.name=dist_muon" if optimizer.name == "muon" else "optimizer.layer_wise=true"
+    yield Problem(what=what, fix=fix, keys=("optimizer.name", "optimizer.layer_wise"))
 
 
 @rule(

@@ -9,8 +9,8 @@ from muon_offload_cli.config.keys import FREE_PREFIX, leaf_types, nearest
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import is_on
-from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.config.schema import Config, DataSource
+from muon_offload_cli.errors import Level, Problem
 
 # Flags of megatron/training/arguments.py that a key of another name gives; the value is that key.
 _OTHER_NAMES: dict[str, str] = {
@@ -68,6 +68,19 @@ def _same_names() -> Iterator[tuple[str, str]]:
 OURS: dict[str, str] = dict(_same_names()) | _OTHER_NAMES
 """Flags that a key of ours gives; the value is that key."""
 
+EVERYWHERE = frozenset({"recompute_granularity", "recompute_method", "recompute_num_layers"})
+"""Flags that every Megatron which can train here has, so that its parser need not be asked for them."""
+
+_DATA = ("data.prefix", "data.source")
+
+
+def ours_for(config: Config) -> dict[str, str]:
+    """Return flags that a key of ours gives in this run: ``data=script`` leaves data to the script."""
+    if config.data.source is DataSource.script:
+        return {flag: key for flag, key in OURS.items() if key not in _DATA}
+    return OURS
+
+
 _FLAG = re.compile(r"[a-z0-9][a-z0-9_]*", re.IGNORECASE)
 
 
@@ -95,20 +108,22 @@ def flag_form(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
 @rule(name="flag-ours", reason="Two keys for one setting would contradict each other in silence.")
 def flag_ours(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse flags that a key of ours gives."""
+    ours = ours_for(config)
     for name, value in config.megatron.args.items():
         flag = name.replace("-", "_")
-        if flag in OURS and is_on(value):
-            key = OURS[flag]
+        if flag in ours and is_on(value):
+            key = ours[flag]
             what = f"{FREE_PREFIX}{name}={value} is what the key {key} gives to Megatron."
             yield Problem(what=what, fix=f"{FREE_PREFIX}{name}=null", keys=(FREE_PREFIX + name, key))
 
 
 @rule(name="flag-unknown", reason="Megatron's own parser would stop every rank at a misspelled flag.")
 def flag_unknown(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse flags that the parser of the Megatron at hand does not have."""
+    """Refuse flags that the parser of the Megatron at hand does not have; a script may add its own."""
     if facts.megatron is None or facts.megatron.flags is None:
         return
     known, version = facts.megatron.flags, facts.megatron.version
+    script = config.megatron.entrypoint
     for name in config.megatron.args:
         flag = name.replace("-", "_")
         if flag in known or flag in OURS or not _FLAG.fullmatch(flag):
@@ -116,7 +131,9 @@ def flag_unknown(config: Config, written: Set[str], facts: MachineFacts) -> Iter
         near = nearest(flag, known, count=1)
         yield Problem(
             what=f"{FREE_PREFIX}{name[:80]}: Megatron{f' {version}' if version else ''} has no such flag."
+            + (f" {script} must add it." if script else "")
             + (f" Did you mean {near[0]}?" if near else ""),
-            fix=f"{FREE_PREFIX}{near[0]}=..." if near else "leave it out",
+            fix=f"{FREE_PREFIX}{near[0]}=..." if near else "" if script else "leave it out",
             keys=(FREE_PREFIX + name,),
+            level=Level.NOTE if script else Level.ERROR,
         )

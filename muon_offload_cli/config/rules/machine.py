@@ -64,6 +64,24 @@ def native_offloader(config: Config, written: Set[str], facts: MachineFacts) -> 
         )
 
 
+@rule(
+    name="native-contract",
+    reason="The offloader that mapped extends is Megatron's, and Megatron changes it.",
+    machine=True,
+)
+def native_contract(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse ``mapped`` where Megatron's own offloader is another than the one that is known."""
+    software = facts.megatron
+    if config.offload.engine is Engine.mapped and software is not None and software.offloader_lacks:
+        yield Problem(
+            what=f"offload.engine=mapped extends the chunked offloader of Megatron {software.version} "
+            f"({software.root}), which has changed: it lacks {'; '.join(software.offloader_lacks)}.",
+            fix="offload.engine=disk",
+            keys=("offload.engine", "megatron.path"),
+            exit_code=3,
+        )
+
+
 @rule(name="cuda", reason="device=cuda needs a GPU that torch sees.", machine=True)
 def cuda(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse ``device=cuda`` on a machine without CUDA."""
@@ -76,16 +94,23 @@ def cuda(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Pro
         )
 
 
+def wants_more_gpus(config: Config, facts: MachineFacts) -> bool:
+    """Tell whether a run on GPUs has more ranks a node than this machine has GPUs, if it has any."""
+    if config.device is Device.cpu or not facts.num_gpus or not facts.cuda_available:
+        return False
+    return config.launcher.ranks_per_node > facts.num_gpus
+
+
 @rule(name="gpus-here", reason="Each rank of this node needs a GPU of its own.", machine=True)
 def gpus_here(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse more ranks than this machine has GPUs, unless the run is on CPUs."""
-    ranks = config.launcher.ranks_per_node
-    if config.device is Device.cpu or not facts.num_gpus or not facts.cuda_available:
-        return
-    if ranks > facts.num_gpus:
+    if wants_more_gpus(config, facts):
+        ranks, gpus = config.launcher.ranks_per_node, facts.num_gpus
+        elsewhere = "a machine with more GPUs, or --rehearse on CPU ranks"
         yield Problem(
-            what=f"launcher.ranks_per_node={ranks}, and this machine has {facts.num_gpus} GPUs.",
-            fix="device=cpu",
+            what=f"launcher.ranks_per_node={ranks}, and this machine has {gpus} GPUs. "
+            f"{facts.layouts_told}".rstrip(),
+            fix=facts.layouts_fix or (elsewhere if facts.layouts_told else "device=cpu"),
             keys=("launcher.ranks_per_node", "device"),
             exit_code=3,
         )

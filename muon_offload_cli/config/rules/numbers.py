@@ -1,4 +1,4 @@
-"""Numbers outside the range in which they mean anything."""
+"""Numbers outside the range in which they mean anything, and places that are none."""
 
 from __future__ import annotations
 
@@ -98,6 +98,14 @@ def node_rank(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
             fix=f"launcher.node_rank={launcher.nodes - 1}",
             keys=("launcher.node_rank", "launcher.nodes"),
         )
+
+
+@rule(name="empty-path", reason="An empty path is the working folder, which nobody means by it.")
+def empty_path(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse paths that are set and empty; that of the state has rules of its own."""
+    for key in ("run.directory", "checkpoint.directory", "data.cache_directory", "megatron.path"):
+        if value_of(config, key) == "":
+            yield Problem(what=f"{key}= is empty.", fix=f"{key}=null", keys=(key,))
 
 
 @rule(

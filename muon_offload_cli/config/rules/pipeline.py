@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import count_of, has_flag, setting
+from muon_offload_cli.config.rules.stages import (
+    EMBEDDING,
+    FIRST,
+    LAST,
+    LAYERS_PER_VIRTUAL,
+    LAYOUT,
+    LOSS,
+    VIRTUAL_PER_RANK,
+    layout_rows,
+    split_of,
+)
 from muon_offload_cli.config.rules.topology import largest_divisor, sizes_are_counts, topology_of
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 
-FIRST = "decoder_first_pipeline_num_layers"
-LAST = "decoder_last_pipeline_num_layers"
-LAYOUT = "pipeline_model_parallel_layout"
-LAYERS_PER_VIRTUAL = "num_layers_per_virtual_pipeline_stage"
-VIRTUAL_PER_RANK = "num_virtual_stages_per_pipeline_rank"
-EMBEDDING = "account_for_embedding_in_pipeline_split"
-LOSS = "account_for_loss_in_pipeline_split"
 _COUNTS = (FIRST, LAST, LAYERS_PER_VIRTUAL, VIRTUAL_PER_RANK)
 
 
 def _given(config: Config, *flags: str) -> list[str]:
     return [flag for flag in flags if setting(config, flag)[1] is not None]
-
-
-def _accounted_layers(config: Config) -> int:
-    """Layers, the embedding and the loss counted as one each where a flag says so."""
-    return config.model.num_layers + sum(has_flag(config, flag) for flag in (EMBEDDING, LOSS))
 
 
 @rule(name="layers-pp", reason="Pipeline stages hold the same number of layers unless a split is given.")
@@ -36,12 +36,12 @@ def layers_over_pp(config: Config, written: Set[str], facts: MachineFacts) -> It
     layers, pp = config.model.num_layers, config.parallel.pp
     if pp <= 1 or layers < 1 or _given(config, FIRST, LAST, LAYOUT):
         return
-    accounted = _accounted_layers(config)
-    if accounted % pp:
-        counted = f" ({accounted} with embedding and loss)" if accounted != layers else ""
+    split = split_of(config)
+    if not split.is_whole:
+        counted = f" ({split.left} with embedding and loss)" if split.left != layers else ""
         yield Problem(
             what=f"model.num_layers={layers}{counted} is not a multiple of parallel.pp={pp}.",
-            fix=f"parallel.pp={largest_divisor(accounted, pp)}",
+            fix=f"parallel.pp={largest_divisor(split.left, pp)}",
             keys=("model.num_layers", "parallel.pp"),
         )
 
@@ -71,11 +71,11 @@ def uneven_pipeline(config: Config, written: Set[str], facts: MachineFacts) -> I
         names = ", ".join(setting(config, flag)[0] for flag in others)
         yield Problem(what=f"{shown} cannot be combined with {names}.", fix=fix, keys=keys)
         return
-    left, stages = layers - sum(count or 0 for count in counts), pp - len(given)
-    if left < 0 or stages < 0 or bool(left) != bool(stages) or (stages and left % stages):
+    split = split_of(config)
+    if not split.is_whole:
         yield Problem(
-            what=f"{shown} of model.num_layers={layers} leave {left} layers for {stages} other stages of "
-            f"parallel.pp={pp}.",
+            what=f"{shown} of model.num_layers={layers} leave {split.left} layers for {split.others} other "
+            f"stages of parallel.pp={pp}.",
             fix=fix,
             keys=(*keys, "model.num_layers", "parallel.pp"),
         )
@@ -83,7 +83,7 @@ def uneven_pipeline(config: Config, written: Set[str], facts: MachineFacts) -> I
 
 @rule(name="pipeline-layout", reason="A layout describes the whole pipeline, so nothing else may.")
 def pipeline_layout(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse a layout next to other splits, and one whose stages pp does not divide."""
+    """Refuse a layout next to other splits, and one that names other stages or layers than there are."""
     key, layout = setting(config, LAYOUT)
     if layout is None:
         return
@@ -92,14 +92,25 @@ def pipeline_layout(config: Config, written: Set[str], facts: MachineFacts) -> I
     if others:
         names = ", ".join(setting(config, flag)[0] for flag in others)
         yield Problem(what=f"{key} cannot be combined with {names}.", fix=f"{key}=null", keys=(key,))
-    text, pp = str(layout), config.parallel.pp
-    # A multiplier may stand before or after a group of stages, so that only plain layouts are counted.
-    stages = text.count("|") + 1
-    if pp >= 1 and "(" not in text and stages % pp:
+    rows, layers, pp = layout_rows(str(layout)), config.model.num_layers, config.parallel.pp
+    text = f"{key}={str(layout)[:80]}"
+    if rows is None:
         yield Problem(
-            what=f"{key}={text[:80]} has {stages} stages, no multiple of parallel.pp={pp}.",
+            what=f"{text} is no layout: it goes from E over t and m to L.", fix=f"{key}=null", keys=(key,)
+        )
+        return
+    if pp >= 1 and len(rows) % pp:
+        yield Problem(
+            what=f"{text} has {len(rows)} stages, no multiple of parallel.pp={pp}.",
             fix=f"{key}=null",
             keys=(key, "parallel.pp"),
+        )
+    named = sum(row.count("t") for row in rows)
+    if named != layers:
+        yield Problem(
+            what=f"{text} names {named} layers by a t each, and model.num_layers={layers}.",
+            fix=f"{key}=null",
+            keys=(key, "model.num_layers"),
         )
 
 
@@ -125,19 +136,21 @@ def virtual_pipeline(config: Config, written: Set[str], facts: MachineFacts) -> 
         what = f"{key}={value} needs a pipeline to interleave, and parallel.pp={pp}."
         yield Problem(what=what, fix=fix, keys=(key, "parallel.pp"))
         return
-    if _given(config, FIRST, LAST):
-        if given == [LAYERS_PER_VIRTUAL]:
-            what = f"{key}={value} cannot be combined with an uneven first or last stage."
-            yield Problem(what=what, fix=fix, keys=(key,))
+    uneven = bool(_given(config, FIRST, LAST))
+    if uneven and given == [LAYERS_PER_VIRTUAL]:
+        what = f"{key}={value} cannot be combined with an uneven first or last stage."
+        yield Problem(what=what, fix=fix, keys=(key,))
         return
-    accounted = _accounted_layers(config)
-    if accounted % pp == 0 and (accounted // pp) % count:
-        yield Problem(
-            what=f"{key}={value} does not divide the {accounted // pp} layers of each of the stages of "
-            f"parallel.pp={pp}.",
-            fix=f"{key}={largest_divisor(accounted // pp, count)}",
-            keys=(key, "model.num_layers", "parallel.pp"),
-        )
+    split = split_of(config)
+    for layers in sorted(split.counts) if split.is_whole else []:
+        if layers % count:
+            yield Problem(
+                what=f"{key}={value} does not divide the {layers} layers of {'some' if uneven else 'each'} "
+                f"of the stages of parallel.pp={pp}.",
+                fix=f"{key}={largest_divisor(math.gcd(*split.counts), count)}",
+                keys=(key, "model.num_layers", "parallel.pp"),
+            )
+            return
 
 
 @rule(name="virtual-batches", reason="The interleaved schedule takes micro batches in groups of one a stage.")

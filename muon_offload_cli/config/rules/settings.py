@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from muon_offload_cli.config.keys import FREE_PREFIX, leaf_types
+from muon_offload_cli.config.rules.facts import FileFacts
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.errors import Problem
 
 # Megatron and torch keep sizes, seeds and counts in 64-bit integers, and some in 32.
 LARGEST = 2**31 - 1
@@ -68,3 +71,25 @@ def count_of(value: Any) -> int | None:
 def in_range(value: float, low: float, high: float = LARGEST) -> bool:
     """Tell whether a number lies between two others; never true for NaN or an infinity."""
     return low <= value <= high and (isinstance(value, int) or math.isfinite(value))
+
+
+def file_problems(key: str, path: str, found: FileFacts, *, otherwise: str) -> Iterator[Problem]:
+    """Yield why a file that the run reads cannot be read, if it cannot.
+
+    Args:
+        key: The key that names it.
+        path: The file, as given.
+        found: What lies there.
+        otherwise: What to do without such a file, as the end of a sentence.
+    """
+    if found.is_folder:
+        what, fix = f"{path} is a folder, not a file", f"name what is in it: {key}=..."
+    elif found.num_bytes is None:
+        what, fix = f"there is no file {path}", f"correct {key}, or {otherwise}"
+    elif not found.readable:
+        what, fix = f"{path} cannot be read by this user", f"chmod u+r {path}"
+    elif found.num_bytes == 0:
+        what, fix = f"{path} is empty", f"name another file in {key}, or {otherwise}"
+    else:
+        return
+    yield Problem(what=f"{key}: {what}.", fix=fix, keys=(key,))

@@ -15,6 +15,7 @@ from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import flag_value, has_flag, value_of
 from muon_offload_cli.config.schema import Config, DataSource, Engine
+from muon_offload_cli.config.vocabulary import BYTE_SOURCES
 from muon_offload_cli.errors import Problem
 
 # Keys of `offload` that each engine reads, in the order in which they are shown.
@@ -44,11 +45,21 @@ ADAM_FLAGS = (
     "use_torch_optimizer_for_cpu_offload",
 )
 _DATA_READERS = {
-    "data.paths": (DataSource.text,),
+    "data.paths": (DataSource.text, DataSource.chat),
     "data.jsonl_key": (DataSource.text,),
     "data.prefix": (DataSource.indexed,),
-    "data.cache_directory": (DataSource.stdlib, DataSource.text),
+    "data.cache_directory": BYTE_SOURCES,
 }
+
+
+NATIVE_KEYS = ("directory", "chunk_mb", "fraction")
+"""What ``mapped`` reads where it extends an offloader that Megatron brings."""
+
+
+def keys_read(engine: Engine, facts: MachineFacts) -> tuple[str, ...]:
+    """Return the keys of `offload` that an engine reads on the Megatron at hand."""
+    native = engine is Engine.mapped and facts.maps_natively
+    return NATIVE_KEYS if native else OFFLOAD_KEYS[engine]
 
 
 def _is_set(config: Config, key: str) -> bool:
@@ -63,19 +74,16 @@ def _is_set(config: Config, key: str) -> bool:
 def offload_keys(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a directory for an engine without files, staging for one without a ring, and their kind."""
     engine = config.offload.engine
+    read = keys_read(engine, facts)
     for key in sorted(written):
         section, _, name = key.partition(".")
-        if (
-            section != "offload"
-            or name == "engine"
-            or name in OFFLOAD_KEYS[engine]
-            or not _is_set(config, key)
-        ):
+        if section != "offload" or name == "engine" or name in read or not _is_set(config, key):
             continue
         value = value_of(config, key)
         shown = as_word(value) if isinstance(value, list) else value
+        through = " through Megatron's own offloader" if name in OFFLOAD_KEYS[engine] else ""
         yield Problem(
-            what=f"{key}={shown} is written, and offload.engine={engine.name} never reads it.",
+            what=f"{key}={shown} is written, and offload.engine={engine.name}{through} never reads it.",
             fix="offload.engine=disk",
             keys=(key, "offload.engine"),
         )
@@ -150,18 +158,6 @@ def checkpoint_keys(config: Config, written: Set[str], facts: MachineFacts) -> I
                 fix="checkpoint.directory=/absolute/folder",
                 keys=(key, "checkpoint.directory"),
             )
-
-
-@rule(name="unused-entrypoint", reason="Runs start in the program's own training loop.")
-def entrypoint(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse a training script of the user's own, which nothing starts yet."""
-    if config.megatron.entrypoint is not None:
-        yield Problem(
-            what=f"megatron.entrypoint={config.megatron.entrypoint}: training scripts of your own are not "
-            "supported yet.",
-            fix="megatron.entrypoint=null",
-            keys=("megatron.entrypoint",),
-        )
 
 
 @rule(name="unused-expert-keys", reason="A dense model has no experts to set up.")

@@ -28,7 +28,8 @@ class Batch:
     """One micro-batch on this rank, ``[micro batch, sequence / CP]`` each.
 
     All None on pipeline stages that neither embed tokens nor take a loss. `attention_mask` is None where
-    the attention makes the causal mask itself.
+    the attention makes the causal mask itself. `padding_mask`, of examples alone, is true behind them:
+    routers take no balance from there.
     """
 
     tokens: torch.Tensor | None = None
@@ -36,6 +37,7 @@ class Batch:
     loss_mask: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     attention_mask: torch.Tensor | None = None
+    padding_mask: torch.Tensor | None = None
 
 
 def make_forward_step() -> ForwardStep:
@@ -46,12 +48,18 @@ def make_forward_step() -> ForwardStep:
     ) -> tuple[Any, LossFunction]:
         # The weights say where the batch belongs, so that no device is named here.
         batch = get_batch(data_iterator, next(model.parameters()).device)
+        padding = {}
+        # In a pipeline routers take padding for text: stages in the middle have no mask, and only the first
+        # one cuts it for sequence parallelism (megatron/core/models/gpt/gpt_model.py).
+        if batch.padding_mask is not None and parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            padding["padding_mask"] = batch.padding_mask
         output = model(
             batch.tokens,
             batch.position_ids,
             batch.attention_mask,
             labels=batch.labels,
             loss_mask=batch.loss_mask,
+            **padding,
         )
         return output, partial(loss_function, batch.loss_mask)
 

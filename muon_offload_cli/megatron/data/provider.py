@@ -14,7 +14,8 @@ from megatron.training.global_vars import get_args, get_tokenizer
 
 from muon_offload_cli.config.rules.data import UNSUPPORTED_FLAGS
 from muon_offload_cli.errors import Problem, UserError
-from muon_offload_cli.megatron.data.byte_dataset import Prepared
+from muon_offload_cli.megatron.data.response_dataset import ResponseDataset
+from muon_offload_cli.tokens.preparation import Prepared
 
 _DEFAULT_SPLIT = "100,0,0"
 
@@ -28,11 +29,13 @@ class DatasetsProvider:
 
     Attributes:
         prefix: Path without suffix of the ``.bin``/``.idx`` pair; None: mock data.
+        dataset: Class of the sets.
     """
 
     is_distributed: ClassVar[bool] = True
 
     prefix: Path | None
+    dataset: type[Any]
 
     def __call__(
         self, train_val_test_num_samples: Sequence[int | None], vp_stage: int | None = None
@@ -50,7 +53,7 @@ class DatasetsProvider:
         _refuse_unsupported(args)
         return list(
             BlendedMegatronDatasetBuilder(
-                MockGPTDataset if self.prefix is None else GPTDataset,
+                self.dataset,
                 train_val_test_num_samples,
                 lambda: _needs_tokens(args, vp_stage),
                 dataset_config(args, self.prefix),
@@ -60,7 +63,11 @@ class DatasetsProvider:
 
 def make_datasets_provider(prepared: Prepared) -> DatasetsProvider:
     """Return a ``train_valid_test_datasets_provider`` for `megatron.training.pretrain`."""
-    return DatasetsProvider(prefix=prepared.prefix)
+    if prepared.prefix is None:
+        return DatasetsProvider(prefix=None, dataset=MockGPTDataset)
+    return DatasetsProvider(
+        prefix=prepared.prefix, dataset=ResponseDataset if prepared.examples else GPTDataset
+    )
 
 
 def dataset_config(args: Any, prefix: Path | None) -> GPTDatasetConfig:

@@ -8,7 +8,7 @@ import pytest
 
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.megatron.data.byte_dataset import prepare
+from muon_offload_cli.tokens.preparation import prepare
 
 HEADER_BYTES = 34
 

@@ -7,8 +7,8 @@ import pytest
 
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.megatron.data import text_corpus
-from muon_offload_cli.megatron.data.text_corpus import Piece, find_corpus
+from muon_offload_cli.tokens import conversations, text_corpus
+from muon_offload_cli.tokens.text_corpus import Piece, find_corpus
 
 
 def text(*paths: Path, jsonl_key: str = "text") -> DataConfig:
@@ -55,12 +55,12 @@ def test_jsonl_key_names_the_field(tmp_path):
 @pytest.mark.parametrize(
     ("line", "what", "fix"),
     [
-        ("{oops", "line 2 is not JSON", "correct line 2"),
+        ("{oops", "line 2 is not JSON", "rename the file to .txt"),
         ("[1]", "line 2 is a JSON list", '{"text": "..."}'),
         ('{"body": "x"}', "line 2 has no field 'text' (data.jsonl_key); it has: body", "data.jsonl_key=body"),
         ('{"text": 3}', "line 2: the field 'text' (data.jsonl_key) is int", "data.jsonl_key="),
-        ("[" * 100_000, "line 2 is not JSON", "correct line 2"),
-        ('"\udcff"', "line 2 is not JSON", "correct line 2"),
+        ("[" * 100_000, "line 2 is not JSON", "rename the file to .txt"),
+        ('"\udcff"', "line 2 is not JSON", "rename the file to .txt"),
     ],
 )
 def test_a_bad_jsonl_line_is_told_with_file_and_line(tmp_path, line, what, fix):
@@ -79,7 +79,7 @@ def test_all_bad_lines_of_a_file_are_told_up_to_a_limit(tmp_path):
     path = write(tmp_path / "a.jsonl", "bad\n" * 100)
     with pytest.raises(UserError) as caught:
         list(find_corpus(text(path)).pieces())
-    assert len(caught.value.problems) == text_corpus.MAX_PROBLEMS
+    assert len(caught.value.problems) == conversations.MAX_PROBLEMS
 
 
 def test_every_path_that_cannot_be_used_is_told_at_once(tmp_path):

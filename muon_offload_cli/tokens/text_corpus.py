@@ -7,18 +7,20 @@ Megatron nor torch.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import Problem, UserError, wrong
+from muon_offload_cli.tokens.conversations import Example, json_object, parse_example, read_lines
 
 END_OF_DOCUMENT = 256
 """Token that ends a document; 0 to 255 are the bytes themselves."""
@@ -27,9 +29,6 @@ VOCAB_SIZE = 257
 
 PIECE_BYTES = 16 * 1024**2
 """Longest piece that is held in memory; a longer document becomes several sequences."""
-
-MAX_PROBLEMS = 10
-"""Bad lines told for one file."""
 
 _JSONL_SUFFIXES = (".jsonl", ".json")
 
@@ -52,6 +51,28 @@ class SourceFile:
     path: Path
     num_bytes: int
     mtime_ns: int
+
+    @property
+    def is_jsonl(self) -> bool:
+        """Whether each line is a JSON value."""
+        return self.path.suffix.lower() in _JSONL_SUFFIXES
+
+    @contextmanager
+    def reading(self) -> Iterator[BinaryIO]:
+        """Open it; an error while it is open is the user's to hear.
+
+        Raises:
+            UserError: It cannot be read.
+        """
+        try:
+            with self.path.open("rb") as stream:
+                yield stream
+        except OSError as error:
+            raise wrong(
+                f"data.paths: {self.path} cannot be read: {error.strerror}.",
+                f"chmod u+r {self.path}",
+                "data.paths",
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,22 +102,45 @@ class Corpus:
                 of that file are told, `MAX_PROBLEMS` at most.
         """
         for file in self.files:
+            with file.reading() as stream:
+                if file.is_jsonl:
+                    yield from _jsonl_pieces(stream, file.path, self.jsonl_key)
+                else:
+                    yield from _text_pieces(stream)
+
+    def examples(self) -> Iterator[tuple[str, Example]]:
+        """Yield the place and the content of every line of all files, each an example to learn from.
+
+        Raises:
+            UserError: See `pieces`.
+        """
+        for file in self.files:
+            with file.reading() as stream:
+                for number, example in read_lines(stream, file.path, parse_example):
+                    yield f"{file.path} line {number}", example
+
+    def look(self, limit_bytes: int) -> list[Problem]:
+        """Return what is wrong with the lines in the first `limit_bytes` of each file that has lines."""
+        problems: list[Problem] = []
+        for file in self.files:
+            parse: Callable[[bytes, str], object]
+            if self.name == DataSource.chat.name:
+                parse = parse_example
+            elif file.is_jsonl:
+                parse = partial(_text_of, key=self.jsonl_key)
+            else:
+                continue
             try:
-                with file.path.open("rb") as stream:
-                    if file.path.suffix.lower() in _JSONL_SUFFIXES:
-                        yield from _jsonl_pieces(stream, file.path, self.jsonl_key)
-                    else:
-                        yield from _text_pieces(stream)
-            except OSError as error:
-                raise wrong(
-                    f"data.paths: {file.path} cannot be read: {error.strerror}.",
-                    f"chmod u+r {file.path}",
-                    "data.paths",
-                ) from error
+                with file.reading() as stream:
+                    for _ in read_lines(stream, file.path, parse, limit_bytes=limit_bytes):
+                        pass
+            except UserError as error:
+                problems += error.problems
+        return problems
 
 
 def find_corpus(data: DataConfig) -> Corpus:
-    """Find the files of ``data.source`` ``stdlib`` or ``text``.
+    """Find the files of ``data.source`` ``stdlib``, ``text`` or ``chat``.
 
     Raises:
         UserError: No path is given, or some are missing, empty, unreadable or not regular files.
@@ -105,8 +149,8 @@ def find_corpus(data: DataConfig) -> Corpus:
         return Corpus(name="stdlib", files=_stdlib_files(), jsonl_key=data.jsonl_key)
     if not data.paths:
         raise wrong(
-            "data.paths is empty: data.source=text needs at least one file.",
-            "data.paths=[/path/to/file.txt]",
+            f"data.paths is empty: data.source={data.source.name} needs at least one file.",
+            "data.paths=[/path/to/file]",
             "data.paths",
         )
     files: list[SourceFile] = []
@@ -122,7 +166,7 @@ def find_corpus(data: DataConfig) -> Corpus:
             problems.append(problem)
     if problems:
         raise UserError(problems=problems)
-    return Corpus(name="text", files=tuple(files), jsonl_key=data.jsonl_key)
+    return Corpus(name=data.source.name, files=tuple(files), jsonl_key=data.jsonl_key)
 
 
 def _problem_of(path: Path) -> Problem | None:
@@ -201,49 +245,33 @@ def _text_pieces(stream: BinaryIO) -> Iterator[Piece]:
 
 
 def _jsonl_pieces(stream: BinaryIO, path: Path, key: str) -> Iterator[Piece]:
-    problems: list[Problem] = []
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
-            continue
-        text = _text_of(line, path, number, key)
-        if isinstance(text, Problem):
-            problems.append(text)
-            if len(problems) == MAX_PROBLEMS:
-                break
-        elif text:
+    for _, text in read_lines(stream, path, partial(_text_of, key=key)):
+        if text:
             yield Piece(text.encode("utf-8", "surrogatepass"), True)
-    if problems:
-        raise UserError(problems=problems)
 
 
-def _text_of(line: bytes, path: Path, number: int, key: str) -> str | Problem:
-    where = f"data.paths: {path} line {number}"
+def _text_of(line: bytes, where: str, key: str) -> str | Problem:
     keys = ("data.paths", "data.jsonl_key")
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return Problem(
-            what=f"{where} is not JSON: {error}.",
-            fix=f"correct line {number}, or rename the file to .txt to read it as plain text",
-            keys=keys,
-        )
-    if not isinstance(record, dict):
-        return Problem(
-            what=f"{where} is a JSON {type(record).__name__}; one object a line is expected.",
-            fix=f'write the line as {{"{key}": "..."}}',
-            keys=keys,
-        )
+    record = json_object(
+        line,
+        where,
+        f'write the line as {{"{key}": "..."}}, or rename the file to .txt to read it as plain text',
+    )
+    if isinstance(record, Problem):
+        return record
     if key not in record:
         strings = [name for name, value in record.items() if isinstance(value, str)]
         return Problem(
-            what=f"{where} has no field {key!r} (data.jsonl_key); it has: {', '.join(record) or 'none'}.",
-            fix=f"data.jsonl_key={strings[0]}" if strings else f"add the field {key!r} to line {number}",
+            what=f"data.paths: {where} has no field {key!r} (data.jsonl_key); "
+            f"it has: {', '.join(record) or 'none'}.",
+            fix=f"data.jsonl_key={strings[0]}" if strings else f"add the field {key!r} to the line",
             keys=keys,
         )
     text = record[key]
     if not isinstance(text, str):
         return Problem(
-            what=f"{where}: the field {key!r} (data.jsonl_key) is {type(text).__name__}, not a string.",
+            what=f"data.paths: {where}: the field {key!r} (data.jsonl_key) is {type(text).__name__}, "
+            "not a string.",
             fix="data.jsonl_key=<the field that holds the text>",
             keys=keys,
         )

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.megatron.data import text_corpus
-from muon_offload_cli.megatron.data.byte_dataset import Prepared, prepare, unigram_entropy
+from muon_offload_cli.tokens import text_corpus
+from muon_offload_cli.tokens.pair_writer import PairWriter
+from muon_offload_cli.tokens.preparation import Prepared, prepare, unigram_entropy
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ def test_processes_that_prepare_at_the_same_time_write_once(data):
     program = (
         "import sys, json\n"
         "from muon_offload_cli.config.schema import DataConfig, DataSource\n"
-        "from muon_offload_cli.megatron.data.byte_dataset import prepare\n"
+        "from muon_offload_cli.tokens.preparation import prepare\n"
         "paths, cache = json.loads(sys.argv[1])\n"
         "data = DataConfig(source=DataSource.text, paths=paths, cache_directory=cache)\n"
         "sys.stdin.read(1)\n"
@@ -234,10 +235,10 @@ def test_processes_that_prepare_at_the_same_time_write_once(data):
     ("number", "exit_code", "told"), [(errno.ENOSPC, 3, "full"), (errno.EIO, 2, "Input")]
 )
 def test_a_write_that_fails_leaves_nothing_half_written(data, monkeypatch, number, exit_code, told):
-    def fail(self: Any, tensor: Any) -> None:
+    def fail(self: Any, sequence: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(IndexedDatasetBuilder, "add_item", fail)
+    monkeypatch.setattr(PairWriter, "add", fail)
     with pytest.raises(UserError) as caught:
         prepare(data)
     (problem,) = caught.value.problems

@@ -1,0 +1,210 @@
+"""Compare saving and resuming with Muon's state in host memory and on disk.
+
+Each way is two runs of the same recipe: one saves after each of three steps and is ended after the step that
+follows, one goes on from the last save and takes that step again. Only the newest checkpoint stays: where the
+drive holds no two of them, the one before goes as soon as the newer one would begin to grow. Raw drive
+bandwidth (reads and writes at once) is measured before each way and at the end.
+
+    python benchmarks/checkpoint.py                  # 512 MiB of state, one CPU rank, about 2 minutes
+    python benchmarks/checkpoint.py --recipe gpt_2b9 --directory /nvme/muon --ways host disk:0
+
+One table: seconds that each save waited for write-back and wrote, the middle one of their sums as a ratio to
+the first way and to what reading the state on disk and writing the checkpoint takes at the raw bandwidth; the
+same of the load; by how much host memory grew at most in one rank; bytes of state files after the first and
+after the last save; and whether the resumed run's loss and gradient norm are those of the run that went on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common import raw_mixed_gb_s, reports_of, steps_of, train_command
+
+from muon_offload_cli.checkpoints.names import SAVING, step_folder
+from muon_offload_cli.records import RankReport
+
+SAVES = 3
+SMALL = (
+    "launcher=one_rank",
+    "parallel=data",
+    "model=tiny_dense",
+    "model.num_layers=4",
+    "model.hidden_size=1024",
+    "model.ffn_hidden_size=4096",
+    "train.sequence_length=16",
+    "train.global_batch=1",
+    "train.micro_batch=1",
+    "offload.chunk_mb=64",
+    "device=cpu",
+)
+"""Words that make recipe tiny a model of 60 M parameters: 512 MiB of state."""
+
+
+@dataclass(kw_only=True)
+class Result:
+    """One way's figures; memory in bytes of the rank where it grew most."""
+
+    way: str
+    fault: str = ""
+    saves: list[tuple[float, float]] = field(default_factory=list)
+    state_files: list[int] = field(default_factory=list)
+    state_bytes: int = 0
+    checkpoint_bytes: int = 0
+    save_growth: int = 0
+    load_growth: int = 0
+    load_s: float = 0.0
+    same: bool = False
+
+    @property
+    def save_s(self) -> float:
+        return statistics.median(flush + write for flush, write in self.saves)
+
+
+def main() -> None:
+    options = _options()
+    results: list[Result] = []
+    raw: list[float] = []
+    print(HEADER, flush=True)
+    with tempfile.TemporaryDirectory(prefix="muon-bench-", dir=options.directory) as scratch:
+        for way in options.ways:
+            raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
+            results.append(_measure(way, options, Path(scratch)))
+            print(_line(results[-1], results[0], raw), flush=True)
+        raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
+    print()
+    print(HEADER)
+    for result in results:
+        print(_line(result, results[0], raw))
+    print(f"recipe {options.recipe}, {' '.join(options.overrides)}")
+    print("raw mixed bandwidth before, between and after (GB/s): " + " ".join(f"{r:.2f}" for r in raw))
+
+
+HEADER = (
+    f"{'way':<10} {'saves: flush+write s':<36} {'save s':>7} {'x first':>8} {'x raw':>6} {'load s':>7} "
+    f"{'x first':>8} {'x raw':>6} {'save +MiB':>9} {'load +MiB':>9} "
+    f"{'ckpt GB':>8} {'state files GB':>15}  same bits"
+)
+
+
+def _line(result: Result, first: Result, raw: list[float]) -> str:
+    if result.fault:
+        return f"{result.way:<10} {result.fault}"
+    saves = ", ".join(f"{flush:.2f}+{write:.2f}" for flush, write in result.saves)
+    # Everything that moves, at the drive's own speed in both directions at once.
+    moved_s = (result.state_files[-1] + result.checkpoint_bytes) / 1e9 / statistics.median(raw)
+    files = " -> ".join(f"{nbytes / 1e9:.2f}" for nbytes in (result.state_files[0], result.state_files[-1]))
+    return (
+        f"{result.way:<10} {saves:<36} {result.save_s:7.2f} {result.save_s / first.save_s:8.2f} "
+        f"{result.save_s / moved_s:6.2f} {result.load_s:7.2f} {result.load_s / first.load_s:8.2f} "
+        f"{result.load_s / moved_s:6.2f} {result.save_growth / 2**20:9.0f} {result.load_growth / 2**20:9.0f} "
+        f"{result.checkpoint_bytes / 1e9:8.2f} {files:>15}  {'yes' if result.same else 'NO'}"
+    )
+
+
+def _measure(way: str, options: argparse.Namespace, scratch: Path) -> Result:
+    result = Result(way=way)
+    saved = scratch / "saved"
+    names = {name: scratch / f"{name}_{way.replace(':', '_')}" for name in ("saving", "resumed")}
+    steps = f"train.steps={SAVES + 1}"
+    words = (steps, f"checkpoint.directory={saved}", "checkpoint.interval=1")
+    command = train_command(options.recipe, options.overrides, way, names["saving"], *words)
+    result.fault = _save(command, names["saving"], saved, result)
+    if not result.fault:
+        words = (steps, f"resume={step_folder(saved, SAVES)}")
+        command = train_command(options.recipe, options.overrides, way, names["resumed"], *words)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            result.fault = f"resuming: exit {done.returncode}: {_last_line(done.stdout + done.stderr)}"
+    if not result.fault:
+        reports = reports_of(names["resumed"])
+        result.load_s = max(report.load_s for report in reports)
+        result.load_growth = max(report.load_memory_bytes for report in reports)
+        ends = [steps_of(folder)[-1] for folder in names.values()]
+        straight, resumed = ([(r.step, r.loss, r.grad_norm) for r in end] for end in ends)
+        result.same = straight == resumed
+    shutil.rmtree(saved, ignore_errors=True)
+    return result
+
+
+def _save(command: list[str], folder: Path, saved: Path, result: Result) -> str:
+    """Run until the step after the last save is taken, then end the run; returns what went wrong."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
+        try:
+            while process.poll() is None and len(_quietly(steps_of, folder)) <= SAVES:
+                time.sleep(0.05)
+                reports = _quietly(reports_of, folder)
+                if reports and min(report.saves for report in reports) > len(result.saves):
+                    _note_save(reports, result)
+                    if len(result.saves) < SAVES:
+                        shutil.rmtree(step_folder(saved, reports[0].saved_step))
+        finally:
+            # At once, whatever the save after the last step has come to: that one is not wanted.
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        shutil.rmtree(saved / SAVING, ignore_errors=True)
+        if len(result.saves) == SAVES and len(steps_of(folder)) > SAVES:
+            return ""
+        output.seek(0)
+        return f"saving: exit {process.returncode}: {_last_line(output.read())}"
+
+
+def _quietly[T](read: object, folder: Path) -> list[T]:
+    """Read what ranks are writing; what is half there counts as not there."""
+    with contextlib.suppress(ValueError, OSError):
+        found: list[T] = read(folder)  # type: ignore[operator]
+        return found
+    return []
+
+
+def _note_save(reports: list[RankReport], result: Result) -> None:
+    slowest = max(reports, key=lambda report: report.save_flush_s + report.save_write_s)
+    result.saves.append((slowest.save_flush_s, slowest.save_write_s))
+    result.state_files.append(sum(_unnamed_bytes(report.pid) for report in reports))
+    result.state_bytes = sum(report.muon_state_bytes for report in reports)
+    result.checkpoint_bytes = reports[0].save_bytes
+    result.save_growth = max(report.save_memory_bytes for report in reports)
+
+
+def _unnamed_bytes(pid: int) -> int:
+    """Return what files without a name that a process holds open take on their drive."""
+    # By inode: a mapping holds a descriptor of its own.
+    sizes: dict[int, int] = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "(deleted)" in str(entry.readlink()):
+                sizes[entry.stat().st_ino] = entry.stat().st_blocks * 512
+    return sum(sizes.values())
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipe", default="tiny", help="tiny is made larger, see SMALL")
+    parser.add_argument("--ways", nargs="+", default=["host", "disk:auto", "disk:0"])
+    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--raw-gib", type=float, default=1.0, help="file size of the raw measurement")
+    parser.add_argument("overrides", nargs="*", help="further key=value for the recipe")
+    options = parser.parse_args()
+    if options.recipe == "tiny":
+        options.overrides = [*SMALL, *options.overrides]
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

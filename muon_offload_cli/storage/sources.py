@@ -1,0 +1,78 @@
+"""What checkpoint files are written from and read into: stores, with threads and buffers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from muon_offload_cli.storage.buffer import address_of
+from muon_offload_cli.storage.extent import ALIGNMENT, Extent
+from muon_offload_cli.storage.ring import StagingRing
+from muon_offload_cli.storage.store import Store
+from muon_offload_cli.units import MIB, round_up
+
+PIECE_BYTES = 8 * MIB
+
+
+class Sources:
+    """Stores whose views may be handed to a `PieceWriter`, and what moves pieces of them.
+
+    Args:
+        stores: Their bytes must not change while a file is written from them.
+        threads: Pieces under way at once.
+
+    Attributes:
+        pool: The threads.
+        ring: Buffers of a piece each, one more than there are threads: one is filled meanwhile.
+        scratch: A buffer for each thread, of a piece and a page at each end: a tensor may begin anywhere,
+            direct I/O may not.
+    """
+
+    def __init__(self, stores: Sequence[Store], threads: int = 8) -> None:
+        self._ranges = [
+            (start, start + store.size, store) for store in stores for start in (store.view_address(),)
+        ]
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="muon-save")
+        self.ring = StagingRing(threads + 1, PIECE_BYTES, pin=False)
+        self.scratch = StagingRing(threads, PIECE_BYTES + 2 * ALIGNMENT, pin=False)
+
+    def find(self, data: memoryview) -> tuple[Store, int] | None:
+        """Return the store that `data` is a view of and the offset there; None for any other memory."""
+        return self.find_address(address_of(data), data.nbytes)
+
+    def find_address(self, address: int, nbytes: int) -> tuple[Store, int] | None:
+        """Return the store that shows `nbytes` at `address` and the offset there; None for other memory."""
+        for start, end, store in self._ranges:
+            if start <= address and address + nbytes <= end:
+                return store, address - start
+        return None
+
+    @contextmanager
+    def reading(self, store: Store, offset: int, nbytes: int) -> Iterator[memoryview]:
+        """Read at most a piece of a direct store, from any offset; the bytes are there inside the context.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        start = offset // ALIGNMENT * ALIGNMENT
+        extent = Extent(start, round_up(offset + nbytes, ALIGNMENT) - start)
+        with self.scratch.lend() as memory:
+            store.read_into(extent, memory[: extent.nbytes])
+            yield memory[offset - start :][:nbytes]
+
+    def close(self) -> None:
+        """Stop the threads and give the buffers back."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self.ring.close()
+        self.scratch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,89 @@
+"""Finding faults of the training data while nothing is running yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from muon_offload_cli.config.schema import Config, DataSource
+from muon_offload_cli.config.vocabulary import tokenizer_folder, vocabulary_size
+from muon_offload_cli.errors import Level, Problem, UserError, wrong
+from muon_offload_cli.tokens.indexed_pair import check_pair, read_spans
+from muon_offload_cli.tokens.preparation import prepare
+from muon_offload_cli.tokens.text_corpus import find_corpus
+from muon_offload_cli.units import MIB
+
+LOOKED_AT_BYTES = 16 * MIB
+"""Of each file with lines, by a check that starts nothing: a fifth of a second."""
+
+
+def look_at_data(config: Config) -> tuple[Problem, ...]:
+    """Return what is wrong with the files of the config's data source; writes nothing.
+
+    Of each jsonl file it reads the first `LOOKED_AT_BYTES`; the rest is read when the tokens are written.
+    """
+    data = config.data
+    try:
+        match data.source:
+            case DataSource.text | DataSource.chat:
+                return tuple(find_corpus(data).look(LOOKED_AT_BYTES)) if data.paths else ()
+            case DataSource.indexed:
+                if data.prefix:
+                    check_pair(Path(data.prefix).expanduser().absolute())
+            case DataSource.stdlib | DataSource.mock | DataSource.script:
+                pass
+    except UserError as error:
+        return tuple(error.problems)
+    return ()
+
+
+def write_tokens(config: Config) -> list[Problem]:
+    """Fill the cache with the tokens of a run that is about to start, unless it holds them.
+
+    Returns:
+        Notes on examples that the sequence length cuts.
+
+    Raises:
+        UserError: Files, tokenizer or cache cannot be used, or no example fits the run.
+    """
+    prepared = prepare(config.data, tokenizer_folder(config))
+    if not prepared.examples or prepared.prefix is None:
+        return []
+    vocabulary = vocabulary_size(config)
+    if prepared.vocab_size is not None and prepared.vocab_size > vocabulary:
+        raise wrong(
+            f"model.vocab_size={vocabulary} is less than the tokenizer's {prepared.vocab_size} tokens.",
+            f"model.vocab_size={prepared.vocab_size}",
+            "model.vocab_size",
+        )
+    return _lengths(config.train.sequence_length, prepared.prefix)
+
+
+def _lengths(sequence_length: int, prefix: Path) -> list[Problem]:
+    spans = read_spans(prefix)
+    firsts, totals = spans.first_counted(), spans.document_lengths()
+    # A sequence is one token longer than its labels, which are one token ahead.
+    silent = int(np.count_nonzero(firsts > sequence_length))
+    cut = int(np.count_nonzero(totals > sequence_length + 1)) - silent
+    keys = ("train.sequence_length",)
+    fix = f"train.sequence_length={int(totals.max()) - 1} keeps every example whole"
+    if silent == len(totals):
+        raise wrong(
+            f"train.sequence_length={sequence_length}: every prompt is longer than that, so that no response "
+            "is left to learn from.",
+            f"train.sequence_length={int(totals.max()) - 1}",
+            *keys,
+        )
+    notes = []
+    if silent:
+        notes.append(
+            f"train.sequence_length={sequence_length}: {silent} of {len(totals)} examples have a longer "
+            "prompt and are left out."
+        )
+    if cut:
+        notes.append(
+            f"train.sequence_length={sequence_length}: {cut} of {len(totals)} examples lose the end of their "
+            "response."
+        )
+    return [Problem(what=note, fix=fix, keys=keys, level=Level.NOTE) for note in notes]
