@@ -24,7 +24,7 @@ from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.own_settings import keep_own_settings
 from muon_offload_cli.megatron.regrouped import load_into_present_groups
 from muon_offload_cli.megatron.substitute import Substitutions
-from muon_offload_cli.offload.offloader import StateOffloader
+from muon_offload_cli.offload.watched import Watched
 from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import describe_errno
 
@@ -40,7 +40,7 @@ class Checkpoints:
     def __init__(self, config: Config, observer: Observer) -> None:
         self._config = config
         self._observer = observer
-        self._offloaders: list[StateOffloader] = []
+        self._offloaders: list[Watched] = []
 
     def built(self, optimizer: Any) -> None:
         """Take note of a Muon optimizer whose state was offloaded."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self
@@ -19,10 +19,13 @@ from typing import Any, Self
 import torch
 
 from muon_offload_cli.errors import does_not_fit, wrong
+from muon_offload_cli.machine.numa import NearDevice
 from muon_offload_cli.megatron import native_contract
 from muon_offload_cli.offload.mapped_buffers import MappedBuffers
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.offload.watched import Watched
+from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import MIB, format_bytes
 
 _MUON_STATE_BYTES = 8
@@ -121,7 +124,8 @@ class NativeInstallation:
         def built(offloader: Any) -> None:
             self._offloaders.append(offloader)
             if isinstance(offloader.optimizer, TensorParallelMuon):
-                view = SimpleNamespace(offloader=MuonView(offloader, settings))
+                watched: Watched = MuonView(offloader, settings)
+                view = SimpleNamespace(offloader=watched)
                 self.optimizers.append(view)
                 if on_built is not None:
                     on_built(view)
@@ -195,14 +199,14 @@ class MuonView:
     The kernel reads and writes the files as their pages are touched, so no transfer is counted or waited for.
     """
 
-    bytes_read = bytes_written = 0
+    bytes_read = bytes_written = staging_high_bytes = pinned_bytes = window_bytes = 0
     wait_s = io_busy_s = 0.0
-    stores: dict[Tier, Any]
+    near = NearDevice()
 
     def __init__(self, native: Any, settings: OffloadSettings) -> None:
         self._native = native
         self.settings = settings
-        self.stores = {}
+        self.stores: Mapping[Tier, Store] = {}
         self.plan = SimpleNamespace(
             chunks=[
                 _Chunk(sum(parameter.numel() for parameter in chunk.params) * _MUON_STATE_BYTES)
@@ -218,6 +222,9 @@ class MuonView:
     def stored_bytes(self, tier: Tier) -> int:
         """Return the bytes in files; what is not selected is counted by who compares with the plan."""
         return self._native.buffers.nbytes if tier is Tier.DISK else 0
+
+    def drop_cache(self) -> None:
+        """Do nothing: pages are the kernel's to keep."""
 
     def synchronize(self) -> None:
         """Let masters and momenta rest where they lie between steps, and wait for the copies."""

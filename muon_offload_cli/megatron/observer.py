@@ -12,8 +12,8 @@ import torch
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron import state_census
 from muon_offload_cli.megatron.substitute import Substitutions
-from muon_offload_cli.offload.offloader import StateOffloader
 from muon_offload_cli.offload.plan import Tier
+from muon_offload_cli.offload.watched import Watched
 from muon_offload_cli.records import RankReport, StepRecord
 from muon_offload_cli.units import format_bytes
 
@@ -45,7 +45,7 @@ class Observer:
         self._metrics: TextIO = metrics_path.open("a", buffering=1)
         self._engine = engine
         self._script = script
-        self._offloaders: list[StateOffloader] = []
+        self._offloaders: list[Watched] = []
         self._model: list[torch.nn.Module] = []
         self._optimizer: Any = None
         self._megatron_logs = False
