@@ -40,7 +40,7 @@ from muon_offload_cli.launch.legs import (
 from muon_offload_cli.launch.post_mortem import explain
 from muon_offload_cli.launch.verdict import TRAINING_FAILED
 from muon_offload_cli.machine import memory
-from muon_offload_cli.tokens.verification import look_at_data, write_tokens
+from muon_offload_cli.tokens.verification import look_at_data, shortest_sequence, write_tokens
 
 # What a host-memory budget of a real node becomes: some chunks stay in memory, as they would there.
 HOST_MEMORY_GB = "0.001"
@@ -108,7 +108,7 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> Rehea
     real = composition.config
     facts = gather_facts(real, probe=needs_probe(real, here=False), data_problems=look_at_data(real))
     _refuse(check(real, composition.written, facts, here=False))
-    small = rehearse(real)
+    small = rehearse(real, shortest=shortest_sequence(real))
     if small.config.offload.host_memory_gib != 0:
         small.config.offload.host_memory_gb = HOST_MEMORY_GB
     resolve_directory(small.config)

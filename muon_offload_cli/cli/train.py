@@ -101,7 +101,9 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
             on_event,
             saves_on_sigterm=config.checkpoint.directory is not None,
         )
-    died = outcome.exit_code != 0 and outcome.interrupted_by is None
+    # A save that SIGTERM asked for can fail too.
+    told = any(report.problems for report in outcome.reports.values())
+    died = outcome.exit_code != 0 and (outcome.interrupted_by is None or told)
     found = explain(evidence_of(config, folder, outcome, kills_before)) if died else None
     verdict = judge(
         config,
@@ -154,7 +156,7 @@ def exit_code_of(outcome: Outcome, verdict: Verdict, found: PostMortem | None) -
     """Return what the command exits with."""
     if outcome.exit_code == 0 and verdict.exit_code == STOPPED_EARLY:
         return STOPPED_EARLY
-    if outcome.interrupted_by is not None and not verdict.success:
+    if outcome.interrupted_by is not None and not verdict.success and not (found and found.problems):
         return 128 + outcome.interrupted_by
     if found is not None:
         return found.exit_code

@@ -17,6 +17,7 @@ from muon_offload_cli.config.rehearsal_model import (
     shrink_model,
 )
 from muon_offload_cli.config.schema import Config, Device, ParallelConfig
+from muon_offload_cli.units import round_up
 
 MAX_RANKS = 8
 STEPS = 4
@@ -41,18 +42,19 @@ class Rehearsal:
     kept: tuple[str, ...]
 
 
-def rehearse(config: Config) -> Rehearsal:
+def rehearse(config: Config, *, shortest: int = 0) -> Rehearsal:
     """Shrink a run; `config` itself is not changed.
 
     Args:
         config: Composed, and not refused for anything but this machine.
+        shortest: Sequence length without which the data has nothing to teach.
     """
     small = copy.deepcopy(config)
     small.device = Device.cpu
     small.cluster = type(small.cluster)()
     _shrink_layout(small)
     small.model, small.parallel = shrink_model(small)
-    _shrink_training(small, ranks=small.launcher.ranks_per_node)
+    _shrink_training(small, ranks=small.launcher.ranks_per_node, shortest=shortest)
     small.offload.chunk_mb = min(small.offload.chunk_mb, CHUNK_MB)
     small.offload.staging_mb = min(small.offload.staging_mb, STAGING_MB)
     return Rehearsal(config=small, changes=changes(config, small), kept=tuple(_kept(config, small)))
@@ -87,11 +89,12 @@ def _shrink_layout(config: Config) -> None:
     parallel.sequence_parallel = parallel.sequence_parallel and parallel.tp > 1
 
 
-def _shrink_training(config: Config, *, ranks: int) -> None:
+def _shrink_training(config: Config, *, ranks: int, shortest: int) -> None:
     train, parallel = config.train, config.parallel
     unit = math.lcm(parallel.tp, 2 * parallel.cp)
     train.steps = min(train.steps, STEPS)
-    train.sequence_length = min(train.sequence_length, math.ceil(SEQUENCE / unit) * unit)
+    train.sequence_length = min(train.sequence_length, round_up(SEQUENCE, unit))
+    train.sequence_length = max(train.sequence_length, round_up(shortest, unit))
     train.micro_batch = 1
     data_parallel = ranks // (parallel.tp * parallel.cp * parallel.pp)
     # The interleaved schedule wants a multiple of the stages.

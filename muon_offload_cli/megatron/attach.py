@@ -103,17 +103,11 @@ def install(
         UserError: The process has an installation with other settings, or Megatron's own offloader differs
             from what is relied upon.
     """
-    from megatron.core.optimizer import layer_wise_optimizer
-
-    native = native_contract.modules() if settings.engine == "mapped" else None
-    replaced = (
-        getattr(native[0], native_contract.CLASS, None)
-        if native is not None
-        else layer_wise_optimizer.Float16OptimizerWithFloat16Params
-    )
-    present: Installation | NativeInstallation | None = getattr(replaced, "installation", None)
+    native = native_contract.modules()
+    present = _present(native)
     if present is None:
-        return (NativeInstallation if native is not None else Installation)(settings, on_built)
+        kind = Installation if settings.engine != "mapped" or native is None else NativeInstallation
+        return kind(settings, on_built)
     if on_built not in (None, present.on_built) or settings != present.settings:
         raise wrong(
             "install() was called a second time with other settings: "
@@ -121,6 +115,16 @@ def install(
             "call it once, or close() the first installation before",
         )
     return present
+
+
+def _present(native: Any) -> Installation | NativeInstallation | None:
+    """Return the installation that stands, which its class in Megatron's place names."""
+    from megatron.core.optimizer import layer_wise_optimizer
+
+    places = [layer_wise_optimizer.Float16OptimizerWithFloat16Params]
+    if native is not None:
+        places.append(getattr(native[0], native_contract.CLASS, None))
+    return next(filter(None, (getattr(place, "installation", None) for place in places)), None)
 
 
 def make_settings(

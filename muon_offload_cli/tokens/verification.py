@@ -60,6 +60,18 @@ def write_tokens(config: Config) -> list[Problem]:
     return _lengths(config.train.sequence_length, prepared.prefix)
 
 
+def shortest_sequence(config: Config) -> int:
+    """Return the length from which on some example's response is learnt, as bytes; 0 without examples.
+
+    A rehearsal's tokens are bytes: its small model has no tokenizer.
+
+    Raises:
+        UserError: Files or cache cannot be used.
+    """
+    prefix = prepare(config.data).prefix if config.data.source is DataSource.chat else None
+    return 0 if prefix is None else int(read_spans(prefix).first_counted().min())
+
+
 def _lengths(sequence_length: int, prefix: Path) -> list[Problem]:
     spans = read_spans(prefix)
     firsts, totals = spans.first_counted(), spans.document_lengths()

@@ -205,3 +205,19 @@ def test_the_json_option_of_the_command_line_prints_the_summary_alone_on_standar
     assert done.returncode == 0
     assert json.loads(done.stdout) == json.loads((tmp_path / "run" / "summary.json").read_text())
     assert "step 3/3" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("line", "a.jsonl line 2 has an empty response"), ("cache", "cache cannot be written: Not a directory")],
+)
+def test_faults_of_the_data_are_told_before_a_rank_starts(tmp_path: Path, fault: str, told: str) -> None:
+    response = "" if fault == "line" else "r"
+    lines = [{"prompt": "p", "response": "r"}, {"prompt": "p", "response": response}]
+    data = tmp_path / "a.jsonl"
+    data.write_text("\n".join(map(json.dumps, lines)))
+    cache = data / "cache" if fault == "cache" else tmp_path / "cache"
+    done = train(tmp_path, {"steps": 3}, "data=chat", f"data.paths=[{data}]", f"data.cache_directory={cache}")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert not (tmp_path / "run").exists()

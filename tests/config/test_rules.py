@@ -86,6 +86,9 @@ LARGE_RINGS = MachineFacts(
 HF = f"model=from_hf model.from_hf={Path(__file__).parent / 'hf' / 'qwen3_4b'}"
 
 
+CHAT = "data.source=chat data.paths=[/d/a.jsonl]"
+
+
 def pretrained(**changes: Any) -> MachineFacts:
     return MachineFacts(pretrained=PretrainedFacts(**changes))
 
@@ -315,6 +318,12 @@ CASES = [
             f"offload=none megatron.args.{flag}=true megatron.param_layout=false",
         )
         for flag in ("offload_optimizer_states", "chunked-optimizer-state-offload")
+    ),
+    Case(
+        "adaptive-native",
+        "offload=mapped optimizer.name=adaptive_muon",
+        "offload=mapped optimizer.name=adaptive_muon",
+        NATIVE,
     ),
     Case(
         "native-layout",
@@ -780,7 +789,9 @@ CASES = [
     ),
     Case("hf-tokenizer", f"{HF} data=mock", HF, pretrained(tokenizer=False), pretrained(tokenizer=False)),
     Case("hf-tokenizer", f"{HF} data=mock", "data=mock", pretrained(transformers=False), pretrained()),
+    Case("hf-tokenizer", f"{HF} {CHAT}", f"{HF} data=stdlib", pretrained(tokenizer=False), pretrained()),
     Case("hf-bytes", HF, f"{HF} data=mock", level=Level.WARNING),
+    Case("hf-bytes", f"{HF} {CHAT} model.hf_tokenizer=false", f"{HF} {CHAT}", level=Level.WARNING),
     Case("hf-bytes", HF, f"{HF} model.hf_weights=false", level=Level.WARNING),
     Case("unused-hf-keys", "model.hf_tokenizer=false", f"{HF} model.hf_tokenizer=false"),
     Case("directory-absolute", "offload.directory=a", "offload.directory=/a"),

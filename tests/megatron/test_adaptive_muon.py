@@ -44,7 +44,7 @@ def buildable() -> type[Any]:
 def settings(tmp_path: Path) -> OffloadSettings:
     return OffloadSettings(
         engine="disk",
-        directory=directory_on_a_drive(tmp_path) / "state",
+        directories=(directory_on_a_drive(tmp_path) / "state",),
         chunk_bytes=8192,
         windows=2,
         staging_bytes=1 << 20,
@@ -64,7 +64,7 @@ class Pair:
             cls([{"params": w[:2], **GROUPS[0]}, {"params": w[2:], **GROUPS[1]}], moment2_method=method)
             for w in self.weights
         ]
-        self.mine = make_muon_child(Base, (cls,), settings, lambda _: None)(
+        self.mine = make_muon_child(Base, (cls,), lambda: settings, lambda _: None)(
             self.torch_optimizers[0], config, None, None
         )
         self.theirs = Base(self.torch_optimizers[1], config, None, None)

@@ -28,7 +28,7 @@ def world() -> Iterator[None]:
 def observer(tmp_path: Path) -> Iterator[Observer]:
     """An observer of a script in a process where Muon's state goes to disk."""
     settings = OffloadSettings(
-        engine="disk", directory=directory_on_a_drive(tmp_path) / "state", chunk_bytes=8192
+        engine="disk", directories=(directory_on_a_drive(tmp_path) / "state",), chunk_bytes=8192
     )
     made = Observer(
         RankReport(rank=0), tmp_path / "report.json", tmp_path / "metrics.jsonl", "disk", "mine.py"

@@ -16,11 +16,12 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 from megatron.core.datasets.utils import Split
 
 from muon_offload_cli.config.compose import compose
+from muon_offload_cli.config.rehearsal import rehearse
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.data.response_dataset import ResponseDataset, make_sample
 from muon_offload_cli.tokens.preparation import Prepared, prepare
-from muon_offload_cli.tokens.verification import look_at_data, write_tokens
+from muon_offload_cli.tokens.verification import look_at_data, shortest_sequence, write_tokens
 
 END = 256
 
@@ -155,6 +156,17 @@ def test_a_run_without_any_response_left_is_refused_with_a_length_that_works(tmp
     assert problem.fix == "train.sequence_length=7"
     config.train.sequence_length = 7
     assert write_tokens(config) == []
+
+
+def test_a_rehearsal_keeps_a_sequence_that_reaches_a_response(tmp_path: Path) -> None:
+    config = run(tmp_path, 1024, ("a" * 99, "x"), ("b" * 500, "x"))
+    assert shortest_sequence(config) == 99
+    small = rehearse(config, shortest=shortest_sequence(config)).config
+    assert small.train.sequence_length == 100
+    assert [problem.what.split(": ")[1] for problem in write_tokens(small)] == [
+        "1 of 2 examples have a longer prompt and are left out."
+    ]
+    assert shortest_sequence(compose("tiny").config) == 0
 
 
 def test_a_vocabulary_smaller_than_the_tokens_is_refused(tmp_path: Path) -> None:

@@ -99,18 +99,23 @@ def native_layout(config: Config, written: Set[str], facts: MachineFacts) -> Ite
     """Refuse the shard-aligned layout for Muon under an offloader of Megatron's own."""
     if not is_muon(config.optimizer) or not config.megatron.param_layout:
         return
-    given = [f"megatron.args.{flag}" for flag in NATIVE_OFFLOADERS if has_flag(config, flag)]
-    if config.offload.engine is Engine.mapped and facts.maps_natively:
-        given = ["offload.engine=mapped"]
-    elif config.offload.engine is not Engine.none:
-        return
-    if given:
+    given = _native(config, facts)
+    if given is not None:
         yield Problem(
-            what=f"{given[0]} offloads Muon through the Megatron at hand itself, which does not work with "
+            what=f"{given} offloads Muon through the Megatron at hand itself, which does not work with "
             "megatron.param_layout=true.",
             fix="megatron.param_layout=false",
-            keys=(given[0].partition("=")[0], "megatron.param_layout"),
+            keys=(given.partition("=")[0], "megatron.param_layout"),
         )
+
+
+def _native(config: Config, facts: MachineFacts) -> str | None:
+    """Return what hands Muon to an offloader of Megatron's own, as it is written; None: nothing does."""
+    if config.offload.engine is Engine.mapped and facts.maps_natively:
+        return "offload.engine=mapped"
+    if config.offload.engine is not Engine.none:
+        return None
+    return next((f"megatron.args.{flag}" for flag in NATIVE_OFFLOADERS if has_flag(config, flag)), None)
 
 
 @rule(
@@ -119,27 +124,15 @@ def native_layout(config: Config, written: Set[str], facts: MachineFacts) -> Ite
 )
 def adaptive_native(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse adaptive Muon under an offloader of Megatron's own."""
-    if config.optimizer.name != ADAPTIVE_MUON:
-        return
-    refused = (
-        "Megatron's offloader plans one momentum of plain Muon, and its builder refuses another optimizer."
-    )
-    if config.offload.engine is Engine.mapped and facts.maps_natively:
+    given = _native(config, facts)
+    if given is not None and config.optimizer.name == ADAPTIVE_MUON:
+        key, _, value = given.partition("=")
         yield Problem(
-            what=f"offload.engine=mapped with optimizer.name={ADAPTIVE_MUON} on a Megatron that brings an "
-            f"offloader: {refused}",
-            fix="offload.engine=disk",
-            keys=("offload.engine", "optimizer.name"),
+            what=f"{given} with optimizer.name={ADAPTIVE_MUON}: Megatron's offloader plans one fp32 momentum "
+            "alone, and there is a second moment.",
+            fix=f"{key}={'disk' if value else 'null'}",
+            keys=(key, "optimizer.name"),
         )
-    if config.offload.engine is not Engine.none:
-        return
-    for flag in NATIVE_OFFLOADERS:
-        if has_flag(config, flag):
-            yield Problem(
-                what=f"megatron.args.{flag} with optimizer.name={ADAPTIVE_MUON}: {refused}",
-                fix=f"megatron.args.{flag}=null",
-                keys=(f"megatron.args.{flag}", "optimizer.name"),
-            )
 
 
 @rule(name="fp16", reason="Muon takes bf16; Megatron's parser accepts fp16 and its builder then fails.")
