@@ -40,6 +40,10 @@ def install(
     own, and they share the host memory in the order in which they are built. An optimizer that the program
     drops gives back its files and memory; so does ``close``.
 
+    Where Megatron brings a chunked offloader of its own, ``mapped`` maps the buffers of that one from files:
+    configs of Muon that ask for no offload are given `chunk_mb` (in whole MiB) and `fraction`, and the other
+    settings are not read.
+
     Args:
         directory: Absolute folder on a node-local drive, for ``mapped`` and ``disk``; created if missing. A
             list of folders, one a drive, shares the state out evenly: ranks are spread over them where

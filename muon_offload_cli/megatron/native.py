@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -114,20 +115,16 @@ class NativeInstallation:
             raise changed_contract(missing)
         self.settings = settings
         self.on_built = on_built
-        self.optimizers: list[Any] = []
-        """Views of the offloaders of Muon's optimizers, as `MuonView.offloader`."""
-        self._offloaders: list[Any] = []
+        # Weak: an optimizer that the program drops gives back its files.
+        self._offloaders: weakref.WeakSet[Any] = weakref.WeakSet()
         self._modules = found
         self._native = getattr(found[0], native_contract.CLASS)
 
         def built(offloader: Any) -> None:
-            self._offloaders.append(offloader)
-            if isinstance(offloader.optimizer, TensorParallelMuon):
+            self._offloaders.add(offloader)
+            if on_built is not None and isinstance(offloader.optimizer, TensorParallelMuon):
                 watched: Watched = MuonView(offloader, settings)
-                view = SimpleNamespace(offloader=watched)
-                self.optimizers.append(view)
-                if on_built is not None:
-                    on_built(view)
+                on_built(SimpleNamespace(offloader=watched))
 
         self._class = make_mapped_offloader(self._native, settings, built)
         self._class.installation = self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -25,7 +26,7 @@ class MappedBuffers:
 
     Args:
         directory: Absolute folder on a drive; created if only its last part is missing, and kept until
-            `close`.
+            `close` is called.
         owner: Whose bytes these are, for error texts.
         calls: System calls to use.
 
@@ -37,7 +38,9 @@ class MappedBuffers:
         self.directory = directory
         self._owner = owner
         self._calls = calls
-        self._anchor = create_reserved(directory, 0, False, owner=owner, calls=calls)
+        # Keeps the directory until these buffers are closed or dropped; tensors live on for themselves.
+        anchor = create_reserved(directory, 0, False, owner=owner, calls=calls)
+        self.close = weakref.finalize(self, anchor.close)
         remove_stale(directory)
         # Storages, not tensors: a loaded checkpoint hands the same bytes back as another tensor object.
         self._storages: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
@@ -100,7 +103,3 @@ class MappedBuffers:
                 )
             flushed += nbytes
         return flushed
-
-    def close(self) -> None:
-        """Let go of the directory; tensors live on until they are dropped."""
-        self._anchor.close()

@@ -438,3 +438,13 @@ def test_the_same_cases_hold_for_the_offloader_of_a_checkout() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert f"{2 * len(CASES)} passed" in done.stdout
+
+
+def test_a_dropped_offloader_gives_its_files_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(directory, stand_in(monkeypatch))
+    rig.train()
+    assert any(path.startswith(str(directory)) for path, _ in mapped_files().values())
+    rig.masters, rig.optimizer, rig.offloader = [], None, None  # type: ignore[assignment]
+    gc.collect()
+    assert not any(path.startswith(str(directory)) for path, _ in mapped_files().values())
+    rig.installation.close()
