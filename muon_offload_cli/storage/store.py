@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from muon_offload_cli.storage.buffer import address_of
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.units import format_bytes
 
@@ -138,9 +139,9 @@ class Store(ABC):
             self._check(extent, None)
             return self._view(extent)
 
-    @abstractmethod
     def view_address(self) -> int:
         """Return the address at which views show byte 0; all views are parts of one range."""
+        return address_of(self.view(Extent(0, self.size)))
 
     def drop_cache(self) -> None:  # noqa: B027 - only stores with a page cache beside them have one to drop
         """Let go of what views brought into the page cache; call `flush` first. Never loses bytes."""
