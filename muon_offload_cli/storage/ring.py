@@ -6,10 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from muon_offload_cli.storage.buffer import HostBuffer
+from muon_offload_cli.storage.closing import Closing
 from muon_offload_cli.storage.extent import ALIGNMENT
 from muon_offload_cli.storage.pinning import Pinner
 
@@ -31,7 +30,7 @@ class Slot:
     memory: memoryview
 
 
-class StagingRing:
+class StagingRing(Closing):
     """Slots of equal size in one `HostBuffer`, handed out to whoever waits.
 
     Attributes:
@@ -136,11 +135,3 @@ class StagingRing:
         self._taken.add(slot.index)
         self.high_water = max(self.high_water, len(self._taken))
         return slot
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 from muon_offload_cli.storage.buffer import address_of
+from muon_offload_cli.storage.closing import Closing
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
@@ -17,7 +16,7 @@ from muon_offload_cli.units import MIB, round_up
 PIECE_BYTES = 8 * MIB
 
 
-class Sources:
+class Sources(Closing):
     """Stores whose views may be handed to a `PieceWriter`, and what moves pieces of them.
 
     Args:
@@ -68,11 +67,3 @@ class Sources:
         self.pool.shutdown(wait=True, cancel_futures=True)
         self.ring.close()
         self.scratch.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
