@@ -14,6 +14,8 @@ from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import MIB, round_up
 
 PIECE_BYTES = 8 * MIB
+THREADS = 8
+"""Pieces under way at once."""
 
 
 class Sources(Closing):
@@ -21,7 +23,6 @@ class Sources(Closing):
 
     Args:
         stores: Their bytes must not change while a file is written from them.
-        threads: Pieces under way at once.
 
     Attributes:
         pool: The threads.
@@ -30,13 +31,13 @@ class Sources(Closing):
             direct I/O may not.
     """
 
-    def __init__(self, stores: Sequence[Store], threads: int = 8) -> None:
+    def __init__(self, stores: Sequence[Store]) -> None:
         self._ranges = [
             (start, start + store.size, store) for store in stores for start in (store.view_address(),)
         ]
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="muon-save")
-        self.ring = StagingRing(threads + 1, PIECE_BYTES, pin=False)
-        self.scratch = StagingRing(threads, PIECE_BYTES + 2 * ALIGNMENT, pin=False)
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="muon-save")
+        self.ring = StagingRing(THREADS + 1, PIECE_BYTES, pin=False)
+        self.scratch = StagingRing(THREADS, PIECE_BYTES + 2 * ALIGNMENT, pin=False)
 
     def find(self, data: memoryview) -> tuple[Store, int] | None:
         """Return the store that `data` is a view of and the offset there; None for any other memory."""
