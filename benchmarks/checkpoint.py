@@ -22,9 +22,9 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,7 +58,6 @@ class Result:
     fault: str = ""
     saves: list[tuple[float, float]] = field(default_factory=list)
     state_files: list[int] = field(default_factory=list)
-    state_bytes: int = 0
     checkpoint_bytes: int = 0
     save_growth: int = 0
     load_growth: int = 0
@@ -159,11 +158,10 @@ def _save(command: list[str], folder: Path, saved: Path, result: Result) -> str:
         return f"saving: exit {process.returncode}: {_last_line(output.read())}"
 
 
-def _quietly[T](read: object, folder: Path) -> list[T]:
+def _quietly[T](read: Callable[[Path], list[T]], folder: Path) -> list[T]:
     """Read what ranks are writing; what is half there counts as not there."""
     with contextlib.suppress(ValueError, OSError):
-        found: list[T] = read(folder)  # type: ignore[operator]
-        return found
+        return read(folder)
     return []
 
 
@@ -171,7 +169,6 @@ def _note_save(reports: list[RankReport], result: Result) -> None:
     slowest = max(reports, key=lambda report: report.save_flush_s + report.save_write_s)
     result.saves.append((slowest.save_flush_s, slowest.save_write_s))
     result.state_files.append(sum(_unnamed_bytes(report.pid) for report in reports))
-    result.state_bytes = sum(report.muon_state_bytes for report in reports)
     result.checkpoint_bytes = reports[0].save_bytes
     result.save_growth = max(report.save_memory_bytes for report in reports)
 
@@ -207,4 +204,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

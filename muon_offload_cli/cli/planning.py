@@ -15,7 +15,7 @@ from muon_offload_cli.errors import Level, Problem, UserError
 from muon_offload_cli.machine import memory
 from muon_offload_cli.machine.budget import host_budget
 from muon_offload_cli.machine.devices import gpu_count, gpu_memory_bytes
-from muon_offload_cli.planner.layouts import Room, describe_layouts, layouts_for
+from muon_offload_cli.planner.layouts import Capacity, describe_layouts, layouts_for
 from muon_offload_cli.planner.pipeline import argument
 from muon_offload_cli.planner.plan import Planner, RunPlan
 from muon_offload_cli.planner.tensors import Layers
@@ -123,8 +123,10 @@ def layouts_here(
     """
     if refuses(check(config, written, MachineFacts(), here=False)) or not _is_plannable(config):
         return "", ""
-    room = Room(gpus=gpus, gpu_bytes=gpu_memory_bytes(), host_bytes=headroom_bytes(), disk_bytes=disk_bytes)
-    return describe_layouts(layouts_for(config, written, room, layers_of(config)), room)
+    there = Capacity(
+        gpus=gpus, gpu_bytes=gpu_memory_bytes(), host_bytes=headroom_bytes(), disk_bytes=disk_bytes
+    )
+    return describe_layouts(layouts_for(config, written, there, layers_of(config)), there)
 
 
 def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:

@@ -93,7 +93,7 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
         view.see(event)
 
     ranks = local_ranks(config)
-    with view.live(), _state_folder_removed(config):
+    with view.live(), _state_folders_removed(config):
         outcome = run_job(
             ["bash", str(folder.script)],
             folder,
@@ -139,7 +139,7 @@ def _run(config: Config, folder: RunFolder, view: TrainView, *, started: datetim
 
 
 @contextlib.contextmanager
-def _state_folder_removed(config: Config) -> Iterator[None]:
+def _state_folders_removed(config: Config) -> Iterator[None]:
     """Remove the state's folders that the run made: a rank that is killed cannot do that itself."""
     folders = [Path(directory) for directory in config.offload.directory or ()]
     ours = [folder for folder in folders if not folder.exists()]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.locations import default_offload_directory
-from muon_offload_cli.config.probing import PROBE_TIMEOUT_S, ProbeReport, ask_megatron, missing_parts
+from muon_offload_cli.config.probing import ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
 from muon_offload_cli.config.rules.directory import KEY, uses_directory
 from muon_offload_cli.config.rules.facts import (
@@ -44,7 +44,6 @@ def gather_facts(
     write: bool = False,
     planned: PlannedFacts = NOT_PLANNED,
     data_problems: tuple[Problem, ...] = (),
-    probe_timeout_s: float = PROBE_TIMEOUT_S,
 ) -> MachineFacts:
     """Look at the machine for `config`. Leaves nothing behind in the offload directory.
 
@@ -54,7 +53,6 @@ def gather_facts(
         write: Try writing and reading 16 MiB in the offload directory.
         planned: What the plan of the run says, if it was made.
         data_problems: What a look at the data files found, if it was taken.
-        probe_timeout_s: How long the probe may take.
     """
     problems: list[Problem] = []
     directories: list[DirectoryFacts] = []
@@ -69,7 +67,7 @@ def gather_facts(
     report = ProbeReport()
     if probe and not missing:
         # Without a Megatron below megatron.path, another one would answer.
-        report = ask_megatron(config.megatron.path, timeout_s=probe_timeout_s, cache=probe_cache.cache_file())
+        report = ask_megatron(config.megatron.path, cache=probe_cache.cache_file())
     return MachineFacts(
         working_directory=Path.cwd(),
         directories=tuple(directories),

@@ -12,15 +12,14 @@ BYTE_VOCABULARY = 257
 MOCK_VOCABULARY = 32000
 """Vocabulary of ``data=mock`` where the model names none; any size will do."""
 
-
 BYTE_SOURCES = (DataSource.stdlib, DataSource.text, DataSource.chat)
 """Sources whose tokens are bytes, ``chat`` where the model comes without a tokenizer."""
 
 
 def tokenizer_folder(config: Config) -> Path | None:
-    """Return the model folder whose tokenizer ``data.source=chat`` uses; None: bytes."""
+    """Return the model folder whose tokenizer ``data.source=chat`` uses; None: it is bytes, or no chat."""
     folder = config.model.from_hf if config.model.hf_tokenizer else None
-    return Path(folder).expanduser().absolute() if folder else None
+    return Path(folder) if folder and config.data.source is DataSource.chat else None
 
 
 def vocabulary_size(config: Config) -> int:

@@ -49,7 +49,6 @@ class RankFigures:
         bytes_read: Bytes read from disk.
         bytes_written: Bytes written to disk.
         steady: Sums over all steps after the first, which pays for warm-up.
-        unreadable: Whole lines that were no record.
     """
 
     steps: int = 0
@@ -58,7 +57,6 @@ class RankFigures:
     bytes_read: int = 0
     bytes_written: int = 0
     steady: SteadySums = field(default_factory=SteadySums)
-    unreadable: int = 0
 
     def add(self, record: StepRecord) -> None:
         """Count one more step."""

@@ -73,7 +73,6 @@ class Follower:
         try:
             record = StepRecord.from_json(line)
         except (json.JSONDecodeError, TypeError, AttributeError):
-            self.figures[rank].unreadable += 1
             return
         self.figures[rank].add(record)
         self._pending.setdefault(record.step, {})[rank] = record

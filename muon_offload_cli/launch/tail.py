@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+LAST_BYTES = 64 * 1024
+"""Of a log, read for the cause of a death."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Tail:
@@ -37,12 +40,12 @@ class Tail:
         return [line.decode(errors="replace") for line in lines]
 
 
-def last_lines(path: Path, *, max_bytes: int = 65536) -> str:
+def last_lines(path: Path) -> str:
     """Return the end of a text file, empty if there is no such file."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, 2)
-            stream.seek(max(0, size - max_bytes))
+            stream.seek(max(0, size - LAST_BYTES))
             return stream.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muon_offload_cli.config.rules.directories import by_filesystem
 from muon_offload_cli.config.rules.directory import KEY, as_word
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
@@ -176,9 +177,6 @@ def judge_fit(
 
 def _rooms(plan: RunPlan, place: Place) -> tuple[Room, ...]:
     """Group the offload directories by filesystem."""
-    groups: dict[int, list[int]] = {}
-    for position, mount in enumerate(place.mounts):
-        groups.setdefault(mount.device, []).append(position)
     checkpoints = place.checkpoints * math.ceil(plan.checkpoint_bytes / len(plan.nodes))
     return tuple(
         Room(
@@ -188,7 +186,7 @@ def _rooms(plan: RunPlan, place: Place) -> tuple[Room, ...]:
             count=len(place.mounts),
             checkpoint_bytes=checkpoints if device == place.checkpoint_device else 0,
         )
-        for device, positions in groups.items()
+        for device, positions in by_filesystem(mount.device for mount in place.mounts).items()
     )
 
 

@@ -20,7 +20,7 @@ MOST_PLANNED = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class Capacity:
     """What a machine has for one node of a run; None: not known, and not judged.
 
     Attributes:
@@ -51,15 +51,15 @@ class Layout:
     lacks: str
 
 
-def describe_layouts(layouts: Sequence[Layout], room: Room) -> tuple[str, str]:
+def describe_layouts(layouts: Sequence[Layout], capacity: Capacity) -> tuple[str, str]:
     """Return a sentence on the layouts that fit, and the words of the first.
 
     Args:
         layouts: From `layouts_for`.
-        room: What they were judged by.
+        capacity: What they were judged by.
     """
     fitting = [layout for layout in layouts if not layout.lacks]
-    size = f" of {format_bytes(room.gpu_bytes)}" if room.gpu_bytes is not None else ""
+    size = f" of {format_bytes(capacity.gpu_bytes)}" if capacity.gpu_bytes is not None else ""
     if fitting:
         listed = "; ".join(f"{one.overrides} ({format_bytes(one.device_bytes)})" for one in fitting)
         return (
@@ -76,13 +76,13 @@ def describe_layouts(layouts: Sequence[Layout], room: Room) -> tuple[str, str]:
     return "The rules accept no layout of the model for it.", ""
 
 
-def layouts_for(config: Config, written: Set[str], room: Room, layers: Layers) -> list[Layout]:
+def layouts_for(config: Config, written: Set[str], capacity: Capacity, layers: Layers) -> list[Layout]:
     """Return layouts of the same model for a machine of fewer GPUs, those like the recipe's first.
 
     Args:
         config: A run of more ranks a node, accepted by the rules; it is not changed.
         written: Keys that the user wrote.
-        room: What the machine has.
+        capacity: What the machine has.
         layers: What Megatron will build its layers from.
 
     Returns:
@@ -91,12 +91,12 @@ def layouts_for(config: Config, written: Set[str], room: Room, layers: Layers) -
     found: list[Layout] = []
     fitting: list[Layout] = []
     planned = 0
-    for candidate in _candidates(config, room.gpus):
+    for candidate in _candidates(config, capacity.gpus):
         if refuses(check(candidate, written, MachineFacts(), here=False)):
             continue
         planned += 1
         try:
-            layout = _judged(config, candidate, room, layers)
+            layout = _judged(config, candidate, capacity, layers)
         except UserError:
             # Megatron would take it, and the planner cannot say what it needs.
             continue
@@ -107,13 +107,13 @@ def layouts_for(config: Config, written: Set[str], room: Room, layers: Layers) -
     return fitting or found
 
 
-def _judged(config: Config, candidate: Config, room: Room, layers: Layers) -> Layout:
+def _judged(config: Config, candidate: Config, capacity: Capacity, layers: Layers) -> Layout:
     plan = Planner(candidate, layers).plan()
     node, device = plan.heaviest_node, max(kind.figures.device_bytes for kind in plan.kinds)
     needs = (
-        (device, room.gpu_bytes, "on each GPU besides activations"),
-        (node.host_bytes + node.staging_bytes, room.host_bytes, "of host memory"),
-        (node.disk_bytes, room.disk_bytes, "on the drive"),
+        (device, capacity.gpu_bytes, "on each GPU besides activations"),
+        (node.host_bytes + node.staging_bytes, capacity.host_bytes, "of host memory"),
+        (node.disk_bytes, capacity.disk_bytes, "on the drive"),
     )
     lacks = [
         f"{format_bytes(needed)} {what}, and there are {format_bytes(there)}"

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from muon_offload_cli.errors import does_not_fit
+from muon_offload_cli.storage.closing import Closing
 from muon_offload_cli.storage.pinning import CudaPinner, Pinner
 from muon_offload_cli.units import MIB, format_bytes, round_up
 
 HUGE_PAGE = 2 * MIB
 
 
-class HostBuffer:
+class HostBuffer(Closing):
     """Anonymous zeroed memory that direct I/O and the GPU's copy engines can both work on.
 
     Attributes:
@@ -86,14 +85,6 @@ class HostBuffer:
         with contextlib.suppress(BufferError):
             self.memory.release()
             self._map.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _map_private(nbytes: int) -> mmap.mmap:

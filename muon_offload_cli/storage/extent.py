@@ -33,12 +33,11 @@ class Extent:
         return self.offset + self.nbytes
 
 
-def lay_out(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Extent]:
-    """Place byte ranges back to back from offset 0, each size rounded up to `alignment`.
+def lay_out(sizes: Sequence[int]) -> list[Extent]:
+    """Place byte ranges back to back from offset 0, each size rounded up to `ALIGNMENT`.
 
     Args:
         sizes: Bytes that each range holds, in order; zero is allowed.
-        alignment: What every offset and size becomes a multiple of.
 
     Returns:
         One extent a size, in the same order. The last one's `end` is the size of a store that holds them all.
@@ -46,7 +45,7 @@ def lay_out(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Extent]:
     extents = []
     offset = 0
     for size in sizes:
-        extent = Extent(offset, round_up(size, alignment))
+        extent = Extent(offset, round_up(size, ALIGNMENT))
         extents.append(extent)
         offset = extent.end
     return extents

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from muon_offload_cli.storage.buffer import address_of
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.reserved_file import create_reserved
 from muon_offload_cli.storage.store import Store, StoreError, describe_errno
@@ -34,10 +33,6 @@ class FileStore(Store):
     def fd(self) -> int:
         """Descriptor of the file, for diagnostics; the store owns it."""
         return self._file.fd
-
-    def view_address(self) -> int:
-        """Return the address of the mapping, which is made now if there was no view yet."""
-        return address_of(self.view(Extent(0, self.size)))
 
     def drop_cache(self) -> None:
         """Take the file's pages out of this process and, clean as they are after `flush`, out of memory."""

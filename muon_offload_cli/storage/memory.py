@@ -21,10 +21,6 @@ class MemoryStore(Store):
         """The memory is page-locked."""
         return self._buffer.pinned
 
-    def view_address(self) -> int:
-        """Return the address of the buffer."""
-        return self._buffer.address
-
     def _read(self, extent: Extent, target: memoryview) -> None:
         copy_bytes(target, self._view(extent))
 

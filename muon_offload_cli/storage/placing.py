@@ -17,20 +17,18 @@ from muon_offload_cli.storage.sources import PIECE_BYTES
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import round_up
 
+THREADS = 4
+"""Pieces under way at once."""
 MOST_WAITING = 16
 """Pieces that may wait for a thread: each keeps the memory alive that it comes from."""
 
 
 class Placing:
-    """Writes under way to direct stores, with threads and buffers of their own: reads go on beside them.
+    """Writes under way to direct stores, with threads and buffers of their own: reads go on beside them."""
 
-    Args:
-        threads: Pieces under way at once.
-    """
-
-    def __init__(self, threads: int = 4) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="muon-place")
-        self._ring = StagingRing(threads, PIECE_BYTES, pin=False)
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="muon-place")
+        self._ring = StagingRing(THREADS, PIECE_BYTES, pin=False)
         self._waiting: set[Future[None]] = set()
         self._edges: dict[tuple[Store, int], list[tuple[int, bytes]]] = defaultdict(list)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from muon_offload_cli.storage.buffer import HostBuffer
+from muon_offload_cli.storage.closing import Closing
 from muon_offload_cli.storage.extent import ALIGNMENT
 from muon_offload_cli.storage.pinning import Pinner
 
@@ -32,14 +30,13 @@ class Slot:
     memory: memoryview
 
 
-class StagingRing:
+class StagingRing(Closing):
     """Slots of equal size in one `HostBuffer`, handed out to whoever waits.
 
     Attributes:
         slots: How many there are.
         slot_bytes: Bytes of each.
         high_water: The most slots that were ever in use at once.
-        waited_s: Seconds that all callers of `acquire` together spent waiting.
     """
 
     def __init__(self, slots: int, slot_bytes: int, pin: bool, *, pinner: Pinner | None = None) -> None:
@@ -62,7 +59,6 @@ class StagingRing:
         self.slots = slots
         self.slot_bytes = slot_bytes
         self.high_water = 0
-        self.waited_s = 0.0
         self._buffer = HostBuffer(slots * slot_bytes, pin=pin, pinner=pinner)
         memory = self._buffer.memory
         cuts = [memory[index * slot_bytes : (index + 1) * slot_bytes] for index in range(slots)]
@@ -83,12 +79,6 @@ class StagingRing:
         """The slots are page-locked."""
         return self._buffer.pinned
 
-    @property
-    def in_use(self) -> int:
-        """Slots that are handed out now."""
-        with self._changed:
-            return len(self._taken)
-
     def acquire(self) -> Slot:
         """Wait for a free slot and take it.
 
@@ -96,10 +86,7 @@ class StagingRing:
             RingClosed: The ring is closed or aborted, or became so while waiting.
         """
         with self._changed:
-            if not self._free and not self._closed:
-                began = time.perf_counter()
-                self._changed.wait_for(lambda: bool(self._free) or self._closed)
-                self.waited_s += time.perf_counter() - began
+            self._changed.wait_for(lambda: bool(self._free) or self._closed)
             return self._take()
 
     @contextmanager
@@ -148,11 +135,3 @@ class StagingRing:
         self._taken.add(slot.index)
         self.high_water = max(self.high_water, len(self._taken))
         return slot
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

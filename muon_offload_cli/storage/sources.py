@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 from muon_offload_cli.storage.buffer import address_of
+from muon_offload_cli.storage.closing import Closing
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import MIB, round_up
 
 PIECE_BYTES = 8 * MIB
+THREADS = 8
+"""Pieces under way at once."""
 
 
-class Sources:
+class Sources(Closing):
     """Stores whose views may be handed to a `PieceWriter`, and what moves pieces of them.
 
     Args:
         stores: Their bytes must not change while a file is written from them.
-        threads: Pieces under way at once.
 
     Attributes:
         pool: The threads.
@@ -31,13 +31,13 @@ class Sources:
             direct I/O may not.
     """
 
-    def __init__(self, stores: Sequence[Store], threads: int = 8) -> None:
+    def __init__(self, stores: Sequence[Store]) -> None:
         self._ranges = [
             (start, start + store.size, store) for store in stores for start in (store.view_address(),)
         ]
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="muon-save")
-        self.ring = StagingRing(threads + 1, PIECE_BYTES, pin=False)
-        self.scratch = StagingRing(threads, PIECE_BYTES + 2 * ALIGNMENT, pin=False)
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="muon-save")
+        self.ring = StagingRing(THREADS + 1, PIECE_BYTES, pin=False)
+        self.scratch = StagingRing(THREADS, PIECE_BYTES + 2 * ALIGNMENT, pin=False)
 
     def find(self, data: memoryview) -> tuple[Store, int] | None:
         """Return the store that `data` is a view of and the offset there; None for any other memory."""
@@ -68,11 +68,3 @@ class Sources:
         self.pool.shutdown(wait=True, cancel_futures=True)
         self.ring.close()
         self.scratch.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

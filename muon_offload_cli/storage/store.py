@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno as errno_names
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
+from muon_offload_cli.storage.buffer import address_of
+from muon_offload_cli.storage.closing import Closing
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.units import format_bytes
 
@@ -56,7 +56,7 @@ def describe_errno(error: OSError) -> str:
     return f"{errno_names.errorcode.get(error.errno, str(error.errno))} ({os.strerror(error.errno)})"
 
 
-class Store(ABC):
+class Store(Closing):
     """Reserved bytes, addressed by extents; bytes that were never written read as zero.
 
     All operations may be called from many threads at once. Two operations on overlapping extents have no
@@ -138,11 +138,11 @@ class Store(ABC):
             self._check(extent, None)
             return self._view(extent)
 
-    @abstractmethod
     def view_address(self) -> int:
         """Return the address at which views show byte 0; all views are parts of one range."""
+        return address_of(self.view(Extent(0, self.size)))
 
-    def drop_cache(self) -> None:  # noqa: B027 - only stores with a page cache beside them have one to drop
+    def drop_cache(self) -> None:
         """Let go of what views brought into the page cache; call `flush` first. Never loses bytes."""
 
     def flush(self) -> None:
@@ -208,11 +208,3 @@ class Store(ABC):
             raise ValueError(f"{extent} reaches beyond the {self.size} bytes of the store")
         if buffer is not None and buffer.nbytes != extent.nbytes:
             raise ValueError(f"a buffer of {buffer.nbytes} bytes does not fit {extent}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from muon_offload_cli.storage.buffer import address_of
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.file_store import FileStore
 from muon_offload_cli.storage.store import Store, StoreError, describe_errno
@@ -60,10 +59,6 @@ class StripedStore(Store):
     def parts(self) -> Sequence[Store]:
         """The store of each directory."""
         return self._parts
-
-    def view_address(self) -> int:
-        """Return the address of the mapping, which is made now if there was no view yet."""
-        return address_of(self.view(Extent(0, self.size)))
 
     def drop_cache(self) -> None:
         """Take all files' pages out of this process and, clean as they are after `flush`, out of memory."""

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from muon_offload_cli.config.vocabulary import BYTE_VOCABULARY
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.tokens.conversations import RESPONDER, Example, Message
-from muon_offload_cli.tokens.text_corpus import END_OF_DOCUMENT, VOCAB_SIZE
+from muon_offload_cli.tokens.text_corpus import END_OF_DOCUMENT
 
 INSTALL_TRANSFORMERS = 'pip install "transformers>=4.45"'
 
@@ -51,7 +52,7 @@ class ByteEncoder:
     A chat becomes text in which every message begins with its role, ``user: ...``, one a line.
     """
 
-    vocab_size = VOCAB_SIZE
+    vocab_size = BYTE_VOCABULARY
     eod = END_OF_DOCUMENT
     # To be raised when the same text would give other tokens.
     identity = "bytes 1"
@@ -119,7 +120,6 @@ class FolderEncoder:
         """
         if not self._tokenizer.chat_template:
             raise ValueError("is a chat, and the tokenizer has no chat template; give prompt and response")
-        whole = self._render(messages)
         texts: list[tuple[str, bool]] = []
         whole, done = self._render(messages), 0
         for number, message in enumerate(messages):

@@ -26,16 +26,6 @@ DTYPE_CODES = {"uint16": 8, "int32": 4}
 """Codes of the dtypes that are written here."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairInfo:
-    """What the index says: sequences, documents, tokens, and bytes a token."""
-
-    num_sequences: int
-    num_documents: int
-    num_tokens: int
-    token_bytes: int
-
-
 def bin_path(prefix: Path) -> Path:
     """Return the data file of a pair."""
     return prefix.with_name(prefix.name + ".bin")
@@ -46,8 +36,8 @@ def idx_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".idx")
 
 
-def check_pair(prefix: Path) -> PairInfo:
-    """Check that a pair exists and that index and data agree in size.
+def check_pair(prefix: Path) -> int:
+    """Check that a pair exists and that index and data agree in size; returns the number of its tokens.
 
     Args:
         prefix: Path without suffix, the value of ``data.prefix``.
@@ -90,12 +80,7 @@ def check_pair(prefix: Path) -> PairInfo:
     needed = num_tokens * _ITEM_BYTES[code]
     if data_bytes != needed:
         raise _damaged(prefix, f"the data file has {data_bytes} bytes where the index needs {needed}")
-    return PairInfo(
-        num_sequences=num_sequences,
-        num_documents=num_boundaries - 1,
-        num_tokens=num_tokens,
-        token_bytes=_ITEM_BYTES[code],
-    )
+    return num_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

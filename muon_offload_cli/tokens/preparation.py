@@ -88,10 +88,8 @@ def _prepare_indexed(data: DataConfig) -> Prepared:
             "data.prefix",
         )
     prefix = Path(data.prefix).expanduser().absolute()
-    info = check_pair(prefix)
-    return Prepared(
-        prefix=prefix, vocab_size=None, eod=None, num_tokens=info.num_tokens, unigram_entropy=None
-    )
+    num_tokens = check_pair(prefix)
+    return Prepared(prefix=prefix, vocab_size=None, eod=None, num_tokens=num_tokens, unigram_entropy=None)
 
 
 def _prepare_files(data: DataConfig, encoder: Encoder) -> Prepared:

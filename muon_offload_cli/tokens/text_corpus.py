@@ -21,13 +21,12 @@ from typing import BinaryIO, NamedTuple
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import Problem, UserError, wrong
 from muon_offload_cli.tokens.conversations import Example, json_object, parse_example, read_lines
+from muon_offload_cli.units import MIB
 
 END_OF_DOCUMENT = 256
 """Token that ends a document; 0 to 255 are the bytes themselves."""
 
-VOCAB_SIZE = 257
-
-PIECE_BYTES = 16 * 1024**2
+PIECE_BYTES = 16 * MIB
 """Longest piece that is held in memory; a longer document becomes several sequences."""
 
 _JSONL_SUFFIXES = (".jsonl", ".json")

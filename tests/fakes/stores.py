@@ -33,9 +33,6 @@ class WrappedStore(Store):
     def parts(self) -> Sequence[Store]:
         return self.inner.parts
 
-    def view_address(self) -> int:
-        return self.inner.view_address()
-
     def drop_cache(self) -> None:
         self.inner.drop_cache()
 

@@ -9,12 +9,12 @@ import pytest
 
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.rules import MachineFacts, check, refuses
-from muon_offload_cli.planner.layouts import Room, describe_layouts, layouts_for
+from muon_offload_cli.planner.layouts import Capacity, describe_layouts, layouts_for
 from muon_offload_cli.planner.plan import Planner
 from muon_offload_cli.planner.tensors import Layers
 from muon_offload_cli.units import GIB, MIB
 
-TWO = Room(gpus=2, gpu_bytes=140 * GIB, host_bytes=100 * GIB, disk_bytes=400 * GIB)
+TWO = Capacity(gpus=2, gpu_bytes=140 * GIB, host_bytes=100 * GIB, disk_bytes=400 * GIB)
 
 
 @pytest.mark.parametrize("recipe", ["qwen35_35b", "qwen3_4b", "tiny"])
@@ -43,17 +43,17 @@ def test_the_recipes_own_sizes_come_first_and_a_cut_for_other_stages_is_dropped(
 
 
 @pytest.mark.parametrize(
-    ("room", "lacks"),
+    ("capacity", "lacks"),
     [
-        (Room(gpus=2, gpu_bytes=2 * MIB), "on each GPU besides activations"),
-        (Room(gpus=2, host_bytes=MIB), "of host memory"),
-        (Room(gpus=2, disk_bytes=MIB), "on the drive"),
+        (Capacity(gpus=2, gpu_bytes=2 * MIB), "on each GPU besides activations"),
+        (Capacity(gpus=2, host_bytes=MIB), "of host memory"),
+        (Capacity(gpus=2, disk_bytes=MIB), "on the drive"),
     ],
 )
-def test_what_there_is_too_little_of_is_told_when_nothing_fits(room: Room, lacks: str) -> None:
+def test_what_there_is_too_little_of_is_told_when_nothing_fits(capacity: Capacity, lacks: str) -> None:
     composition = compose("tiny")
     told, fix = describe_layouts(
-        layouts_for(composition.config, composition.written, room, Layers.LOCAL), room
+        layouts_for(composition.config, composition.written, capacity, Layers.LOCAL), capacity
     )
     assert lacks in told
     assert "nearest to the recipe's fits here" in told
@@ -70,9 +70,9 @@ def test_experts_under_tensor_parallelism_get_what_megatron_demands() -> None:
 
 def test_three_gpus_are_used_as_two_where_nothing_divides_by_three() -> None:
     composition = compose("tiny")
-    room = Room(gpus=3)
-    layouts = layouts_for(composition.config, composition.written, room, Layers.LOCAL)
-    told, fix = describe_layouts(layouts, room)
+    capacity = Capacity(gpus=3)
+    layouts = layouts_for(composition.config, composition.written, capacity, Layers.LOCAL)
+    told, fix = describe_layouts(layouts, capacity)
     assert fix.startswith("launcher.ranks_per_node=2 ")
     assert "ranks_per_node=3" not in told
     assert "on each GPU besides" in told

@@ -21,14 +21,11 @@ def test_slots_are_aligned_and_do_not_overlap() -> None:
         ]
 
 
-def test_counters_follow_the_slots() -> None:
+def test_the_most_slots_in_use_are_remembered() -> None:
     with StagingRing(4, PAGE, False) as ring:
-        slots = [ring.acquire() for _ in range(3)]
-        assert (ring.in_use, ring.high_water) == (3, 3)
-        for slot in slots:
+        for slot in [ring.acquire() for _ in range(3)]:
             ring.release(slot)
-        assert (ring.in_use, ring.high_water) == (0, 3)
-        assert ring.waited_s == 0.0
+        assert ring.high_water == 3
 
 
 def test_acquire_waits_for_a_release() -> None:
@@ -39,7 +36,6 @@ def test_acquire_waits_for_a_release() -> None:
             waiting.result(timeout=0.05)
         ring.release(slot)
         assert waiting.result(timeout=5) is slot
-        assert ring.waited_s > 0.0
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])

@@ -8,12 +8,11 @@ from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import in_range
-from muon_offload_cli.config.schema import Config, Engine
+from muon_offload_cli.config.schema import Config, Engine, OffloadConfig
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.units import GIB, MIB, format_bytes
 
-DEFAULT_CHUNK_MB = 512
-DEFAULT_STAGING_MB = 192
+DEFAULTS = OffloadConfig()
 # Size of one disk request (offload/settings.py, PIECE_BYTES).
 REQUEST_MB = 8
 
@@ -25,7 +24,7 @@ def chunk_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
     if not in_range(chunk_mb, 0):
         yield Problem(
             what=f"offload.chunk_mb={chunk_mb:g} is no size: it must be 0 or more and below 2**31.",
-            fix=f"offload.chunk_mb={DEFAULT_CHUNK_MB}",
+            fix=f"offload.chunk_mb={DEFAULTS.chunk_mb}",
             keys=("offload.chunk_mb",),
         )
 
@@ -37,7 +36,7 @@ def chunking_off(config: Config, written: Set[str], facts: MachineFacts) -> Iter
         yield Problem(
             what="offload.chunk_mb=0: the whole state returns to the device at once, so its peak memory "
             "is not lowered.",
-            fix=f"offload.chunk_mb={DEFAULT_CHUNK_MB}",
+            fix=f"offload.chunk_mb={DEFAULTS.chunk_mb}",
             keys=("offload.chunk_mb",),
             level=Level.WARNING,
         )
@@ -105,7 +104,7 @@ def _held_less(config: Config, facts: MachineFacts, room: int) -> str:
     if facts.planned.staging_bytes <= room:
         return "offload.host_memory_gb=0"
     share = room // config.launcher.ranks_per_node // MIB
-    return f"offload.staging_mb={max(2 * REQUEST_MB, min(DEFAULT_STAGING_MB, share))}"
+    return f"offload.staging_mb={max(2 * REQUEST_MB, min(DEFAULTS.staging_mb, share))}"
 
 
 @rule(name="host-fits", reason="The kernel kills a rank that takes more memory than its node has.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from muon_offload_cli.config.rules.directory import ELSEWHERE, KEY, as_word, known_of, uses_directory
 from muon_offload_cli.config.rules.facts import DirectoryFacts, MachineFacts
@@ -16,12 +16,16 @@ SPEED_RATIO = 1.25
 """Measurements of one drive, one after another, differ by less (docs/lab-log.md)."""
 
 
-def _by_filesystem(known: Sequence[DirectoryFacts]) -> list[list[int]]:
-    """Return the positions of directories that share a filesystem, one list a filesystem."""
+def by_filesystem(devices: Iterable[int]) -> dict[int, list[int]]:
+    """Return the positions of directories on each filesystem, given the number of each one's filesystem."""
     groups: dict[int, list[int]] = {}
-    for position, each in enumerate(known):
-        groups.setdefault(each.device, []).append(position)
-    return list(groups.values())
+    for position, device in enumerate(devices):
+        groups.setdefault(device, []).append(position)
+    return groups
+
+
+def _groups(known: Sequence[DirectoryFacts]) -> Iterable[list[int]]:
+    return by_filesystem(each.device for each in known).values()
 
 
 @rule(name="directory-list", reason="Every directory of a list gets an equal part of the state.")
@@ -46,7 +50,7 @@ def listed(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[P
 def drives(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Warn of directories that share a filesystem."""
     known = known_of(config, facts)
-    for group in _by_filesystem(known):
+    for group in _groups(known):
         if len(group) > 1:
             kept = [str(each.path) for n, each in enumerate(known) if n == group[0] or n not in group]
             names = as_word([str(known[position].path) for position in group])
@@ -83,7 +87,7 @@ def space(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Pr
     known, planned = known_of(config, facts), facts.planned.directory_bytes
     if len(known) != len(planned):
         return
-    for group in _by_filesystem(known):
+    for group in _groups(known):
         first, needed = known[group[0]], sum(planned[position] for position in group)
         if first.free_bytes is None or needed <= first.free_bytes:
             continue

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.schema import Config, DataSource
+from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.vocabulary import BYTE_SOURCES, tokenizer_folder, uses_hf_tokenizer
 from muon_offload_cli.errors import Level, Problem
 
@@ -57,7 +57,7 @@ def weights(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
 def tokenizer(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a tokenizer that is not in the folder, or that nothing installed can read."""
     found = facts.pretrained
-    if found is None or not (uses_hf_tokenizer(config) or _chats_in_own_tokens(config)):
+    if found is None or not (uses_hf_tokenizer(config) or tokenizer_folder(config)):
         return
     keys = ("model.from_hf", "model.hf_tokenizer")
     if not found.tokenizer:
@@ -76,17 +76,13 @@ def tokenizer(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         )
 
 
-def _chats_in_own_tokens(config: Config) -> bool:
-    return config.data.source is DataSource.chat and tokenizer_folder(config) is not None
-
-
 @rule(name="hf-bytes", reason="Weights know the numbers of their own tokenizer, not those of bytes.")
 def byte_tokens(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Warn of byte tokens for weights that were trained on others."""
     model, source = config.model, config.data.source
     if model.from_hf is None or not model.hf_weights:
         return
-    if source in BYTE_SOURCES and not _chats_in_own_tokens(config):
+    if source in BYTE_SOURCES and not tokenizer_folder(config):
         yield Problem(
             what=f"data.source={source.name} gives bytes as tokens, and the weights of "
             f"model.from_hf={model.from_hf} were trained on those of their own tokenizer.",
