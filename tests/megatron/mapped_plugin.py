@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from muon_offload_cli.megatron.native import NativeInstallation
     from muon_offload_cli.offload.settings import OffloadSettings
 
-    installation = NativeInstallation(OffloadSettings(engine="mapped", directory=Path(directory)))
+    installation = NativeInstallation(OffloadSettings(engine="mapped", directories=(Path(directory),)))
     # The class alone: these tests build configs of their own.
     installation.leave_configs_alone()
     config.add_cleanup(installation.close)
