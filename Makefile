@@ -16,7 +16,7 @@ demo: install ## Train a small Muon model on 4 CPU ranks with its state on disk
 	@$(BIN)/muon-offload train recipe=tiny
 
 test: lint ## Run lint, types, import contracts and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install ## Run lint, format check, types and import contracts
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from typing import Any
 
 # Packages below each folder of the search path whose sources decide what the probe says.
 _SOURCES = ("megatron/core", "megatron/training", "emerging_optimizers")
-_FILES = ("megatron/__init__.py", "torch/version.py", "transformer_engine/__init__.py")
+_FILES = ("megatron/__init__.py", "torch/__init__.py", "torch/version.py", "transformer_engine/__init__.py")
 _PROBE = [
     Path(__file__).resolve().parents[1] / "megatron" / name for name in ("probe.py", "native_contract.py")
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +29,9 @@ from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.watched import Watched
 from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import describe_errno
+
+# torch writes `common.pt` in C++, and does not say what the system told it.
+_TORCH_COULD_NOT_WRITE = re.compile(r"iostream error|inline_container|PytorchStreamWriter")
 
 
 class Checkpoints:
@@ -95,7 +100,8 @@ class Checkpoints:
                 outgoing.replace_in(stack)
                 _stop_at_first_error(stack, outgoing, directory)
                 stack.replace(args, "save", str(growing))
-                save()
+                with small_files_told(directory):
+                    save()
             files: dict[str, FileSeal] = {}
             for part in _gathered(outgoing.sealed()):
                 files.update(part)
@@ -224,6 +230,19 @@ def _stop_at_first_error(stack: Substitutions, outgoing: Outgoing, directory: Pa
             raise _cannot_save(directory, f"{describe_errno(error)}: {error.filename}") from error
 
     stack.replace(FileSystemWriterAsync, "write_preloaded_data_multithread", staticmethod(write_or_raise))
+
+
+@contextlib.contextmanager
+def small_files_told(directory: Path) -> Iterator[None]:
+    """Raise what Megatron meets with folders and files that it writes itself, as a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_save(directory, f"{describe_errno(error)}: {error.filename or directory}") from error
+    except RuntimeError as error:
+        if not _TORCH_COULD_NOT_WRITE.search(str(error)):
+            raise
+        raise _cannot_save(directory, f"torch's writer gave up, {str(error).splitlines()[0]}") from error
 
 
 def _cannot_save(directory: Path, reason: str) -> UserError:

@@ -87,7 +87,8 @@ def test_a_rank_that_kept_its_state_in_memory_exits_4_and_is_named(tmp_path: Pat
 
 def test_a_killed_rank_is_told_without_the_noise_of_others(tmp_path: Path) -> None:
     closed = "RuntimeError: Connection closed by peer"
-    plan = {"steps": 500, "ranks": {"1": {"die": 9}, "0": {"raise": closed, "at": 2}}}
+    told_of_it = {"raise": closed, "at": 2, "after": 1, "deaf": True}
+    plan = {"steps": 500, "ranks": {"1": {"die": 9}, "0": told_of_it}}
     done = train(tmp_path, plan)
     assert done.returncode == 4
     assert "error: rank 1 died of signal 9 (SIGKILL), after step 1 of 3." in done.stdout

@@ -46,9 +46,10 @@ def test_a_drive_error_on_one_rank_stops_the_run_with_path_and_cause(
 
 
 def test_a_write_that_fails_after_the_last_step_is_no_success(tmp_path: Path, directory: Path) -> None:
-    # One chunk of one piece: written once at birth and once a step, and the last of these fails.
+    # One chunk of one piece, held by a window from step to step: written at birth, and not again before the
+    # run ends, which fails.
     words = (*DP2, *state(directory), "offload.chunk_mb=0", "train.steps=2")
-    run = train(tmp_path / "run", *words, fault={"rank": 0, "kind": "write", "after": 2})
+    run = train(tmp_path / "run", *words, fault={"rank": 0, "kind": "write", "after": 1})
     assert [len(run.records(rank)) for rank in (0, 1)] == [2, 2]
     assert run.exit_code == 4, run.output
     assert str(directory) in run.output

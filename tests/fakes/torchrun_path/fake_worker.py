@@ -2,9 +2,9 @@
 
 FAKE_PLAN is JSON: ``{"steps": 3, "pause_s": 0.02, "ranks": {"1": {...}}}``. Keys of a rank: ``die`` (a
 signal to send to itself), ``raise`` (error text), ``problems`` (user errors), ``at`` (after which step,
-default 1; 0: before the first), ``hang``, ``deaf`` (ignores SIGTERM), ``child`` (leaves a grandchild),
-``memory`` (keeps its state in memory), ``report`` (fields of the report), ``half`` (writes lines in two
-halves).
+default 1; 0: before the first), ``after`` (only once that rank has died), ``hang``, ``deaf`` (ignores
+SIGTERM), ``child`` (leaves a grandchild), ``memory`` (keeps its state in memory), ``report`` (fields of the
+report), ``half`` (writes lines in two halves).
 """
 
 import json
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import psutil
 
 from muon_offload_cli.records import RankReport, StepRecord
 
@@ -49,7 +51,18 @@ if mine.get("child"):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 
 
+def has_died(other):
+    try:
+        return psutil.Process(RankReport.read(path.with_name(f"rank_{other}.json")).pid).status() == "zombie"
+    except FileNotFoundError:
+        return False
+    except psutil.NoSuchProcess:
+        return True
+
+
 def misbehave():
+    while "after" in mine and not has_died(mine["after"]):
+        time.sleep(0.01)
     if "die" in mine:
         print(f"about to end on rank {rank}", flush=True)
         os.kill(os.getpid(), mine["die"])
