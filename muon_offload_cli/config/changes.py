@@ -42,4 +42,6 @@ def spelled(value: object) -> str:
         return value.name
     if value is None:
         return "null"
+    if isinstance(value, list):
+        return f"[{','.join(map(spelled, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
