@@ -57,9 +57,17 @@ def split_recipe(words: Sequence[str], known: Iterable[str] = ()) -> tuple[str, 
     if len(recipes) > 1:
         raise wrong(f"recipe is given {len(recipes)} times: {', '.join(recipes)}.", "give it once", "recipe")
     names = sorted(known)
+    bare = next((word for word in words if word in names), None)
+    if bare is not None:
+        raise wrong(f"no recipe is given: {bare} is the name of one.", f"recipe={bare}", "recipe")
     listed = f" Recipes: {', '.join(names)}." if names else ""
-    example = "tiny" if "tiny" in names else names[0] if names else "NAME"
-    raise wrong(f"no recipe is given.{listed}", f"recipe={example}", "recipe")
+    raise wrong(f"no recipe is given.{listed}", f"recipe={example_recipe(names)}", "recipe")
+
+
+def example_recipe(known: Iterable[str]) -> str:
+    """Return the recipe to name where any would do: the one that runs everywhere."""
+    names = sorted(known)
+    return "tiny" if "tiny" in names else names[0] if names else "NAME"
 
 
 def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -> Overrides:

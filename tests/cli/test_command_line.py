@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,21 @@ def test_recipes_are_listed_one_line_each(tmp_path: Path, capsys: pytest.Capture
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == sorted(find_recipes([tmp_path]))
     assert next(line for line in lines if line.startswith("mine")).endswith("two lines")
+
+
+@pytest.mark.parametrize(
+    ("target", "fix"),
+    [
+        ("/no/such/folder/x.yaml", "mkdir -p /no/such/folder"),
+        (f"{__file__}/x.yaml", f"--copy {tempfile.gettempdir()}/x.yaml"),
+        (__file__, "give a new file"),
+    ],
+)
+def test_a_copy_that_cannot_be_written_is_told_by_what_stands_in_its_way(
+    target: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["recipes", "recipe=tiny", "--copy", target]) == 2
+    assert f"fix: {fix}\n" in capsys.readouterr().err
 
 
 def test_a_broken_recipe_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
