@@ -102,6 +102,8 @@ def size_fault(folder: Path, seal: Seal) -> str:
             size = (folder / name).stat().st_size
         except FileNotFoundError:
             return f"{name} is missing"
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in a name
+            return f"{name!r} cannot be looked at: {error.strerror if isinstance(error, OSError) else error}"
         if size != file.size:
             how = "truncated" if size < file.size else "too long"
             return f"{name} is {how}: {size} of {file.size} bytes"

@@ -22,7 +22,8 @@ _ELSEWHERE = "muon-offload bench-disk /a/folder/on/a/local/drive"
 
 def bench_disk(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="A folder on the drive, as offload.directory.")
+        Path,
+        typer.Argument(metavar="DIRECTORY", help="A folder that exists on the drive, as offload.directory."),
     ],
     size_mb: Annotated[
         int, typer.Option("--size-mb", help="MiB of the file that is used.", min=SMALLEST_MIB)

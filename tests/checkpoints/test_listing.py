@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,16 @@ def test_an_unreadable_seal_is_a_fault_in_our_words(tmp_path: Path, text: bytes,
     (found,) = list_checkpoints(tmp_path)
     assert found.fault.startswith(f"{SEAL}: it ")
     assert found.fault.endswith(told)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "metadata.json/x"])
+def test_a_file_that_cannot_be_looked_at_is_a_fault(tmp_path: Path, name: str) -> None:
+    folder = forged.save(tmp_path, 4)
+    seal = Seal.read(folder)
+    assert seal is not None
+    replace(seal, files={name: seal.files["metadata.json"]}).write(folder)
+    (found,) = list_checkpoints(tmp_path)
+    assert f"{name!r} cannot be looked at: " in found.fault
 
 
 @pytest.mark.parametrize(
