@@ -38,6 +38,11 @@ class Found:
         """It can be loaded, as far as names and sizes tell."""
         return not self.fault
 
+    @property
+    def growing(self) -> bool:
+        """It lies where saves grow: an interrupted one, which never stood in a checkpoint's place."""
+        return self.folder.parent.name == SAVING
+
 
 def list_checkpoints(directory: Path) -> list[Found]:
     """Return everything in `directory` that is or was meant to be a checkpoint, by step, oldest first.
@@ -75,7 +80,8 @@ def look_at(folder: Path, step: int, tracked: int | None) -> Found:
     try:
         seal = Seal.read(folder)
     except (ValueError, OSError) as error:
-        return Found(step=step, folder=folder, fault=f"{SEAL}: {error}", seal=None, size=_size_of(folder))
+        reason = f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else error
+        return Found(step=step, folder=folder, fault=f"{SEAL}: {reason}", seal=None, size=_size_of(folder))
     fault = _unsealed_fault(folder, step, tracked) if seal is None else size_fault(folder, seal)
     return Found(step=step, folder=folder, fault=fault, seal=seal, size=_size_of(folder))
 
@@ -96,6 +102,8 @@ def size_fault(folder: Path, seal: Seal) -> str:
             size = (folder / name).stat().st_size
         except FileNotFoundError:
             return f"{name} is missing"
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in a name
+            return f"{name!r} cannot be looked at: {error.strerror if isinstance(error, OSError) else error}"
         if size != file.size:
             how = "truncated" if size < file.size else "too long"
             return f"{name} is {how}: {size} of {file.size} bytes"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import UnionType
 from typing import Any, Self
 
 import xxhash
@@ -77,23 +78,65 @@ class Seal:
         """Read the seal of a checkpoint; None if there is none.
 
         Raises:
+            OSError: It cannot be read.
             ValueError: It is no seal, or one of a later format.
         """
         try:
-            text = (folder / SEAL).read_text()
+            text = (folder / SEAL).read_bytes()
         except FileNotFoundError:
             return None
         try:
-            data: dict[str, Any] = json.loads(text)
-            if data["format"] > FORMAT:
-                raise ValueError(f"it has format {data['format']}, this version reads up to {FORMAT}")
-            data["files"] = {
-                name: FileSeal(size=file["size"], pieces=tuple((n, h) for n, h in file["pieces"]))
-                for name, file in data["files"].items()
-            }
-            return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(f"it cannot be read: {type(error).__name__}: {error}") from error
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError("it is not whole: its text is no JSON") from error
+        version = data.get("format") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise ValueError(f"it has format {version}, this version reads up to {FORMAT}")
+        if not _is_seal(data):
+            raise ValueError("it is not whole: it does not say all that a seal says")
+        data["files"] = {
+            name: FileSeal(size=file["size"], pieces=tuple((length, sum_) for length, sum_ in file["pieces"]))
+            for name, file in data["files"].items()
+        }
+        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
+
+
+_KINDS: Mapping[str, type | UnionType] = {
+    "step": int,
+    "saved_at": str,
+    "optimizer": bool,
+    "world_size": int,
+    "layout": dict,
+    "padded_vocabulary": int,
+    "engine": str,
+    "chunk_mb": int | float,
+    "versions": dict,
+    "files": dict,
+    "format": int,
+}
+
+
+def _is_seal(data: object) -> bool:
+    """Tell whether parsed JSON has every value of a seal, each of its kind."""
+    return (
+        isinstance(data, dict)
+        and all(isinstance(data.get(name), kind) for name, kind in _KINDS.items())
+        and isinstance(data.get("model", {}), dict)
+        and all(isinstance(size, int) for size in data["layout"].values())
+        and all(_is_file_seal(file) for file in data["files"].values())
+    )
+
+
+def _is_file_seal(file: object) -> bool:
+    return (
+        isinstance(file, dict)
+        and isinstance(file.get("size"), int)
+        and isinstance(file.get("pieces"), list)
+        and all(
+            isinstance(piece, list) and [type(part) for part in piece] == [int, str]
+            for piece in file["pieces"]
+        )
+    )
 
 
 def hash_piece(data: bytes | memoryview) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,12 +17,17 @@ LARGEST_PART = 10
 
 SMALLEST_MIB = 64
 
+_ELSEWHERE = "muon-offload bench-disk /a/folder/on/a/local/drive"
+
 
 def bench_disk(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="A folder on the drive, as offload.directory.")
+        Path,
+        typer.Argument(metavar="DIRECTORY", help="A folder that exists on the drive, as offload.directory."),
     ],
-    size_mb: Annotated[int, typer.Option("--size-mb", help="MiB of the file that is used.", min=1)] = 1024,
+    size_mb: Annotated[
+        int, typer.Option("--size-mb", help="MiB of the file that is used.", min=SMALLEST_MIB)
+    ] = 1024,
     seconds: Annotated[
         float, typer.Option("--seconds", help="Of each measurement; there are some forty.", min=0.01, max=60)
     ] = 0.3,
@@ -33,7 +39,13 @@ def bench_disk(
     """
     import json as text
 
-    lines = _run(_checked(directory, size_mb), seconds)
+    size = _checked(directory, size_mb)
+    if size < size_mb:
+        typer.echo(
+            f"note: a file of {size} MiB is used, not of {size_mb}: a tenth of what is free in {directory}.",
+            err=True,
+        )
+    lines = _run([str(directory), "--size-mib", str(size)], seconds)
     about, cases = lines[0], [line for line in lines if "way" in line]
     record, kept = _keep(directory, cases)
     if json:
@@ -47,29 +59,39 @@ def bench_disk(
     )
 
 
-def _checked(directory: Path, size_mb: int) -> list[str]:
-    """Return the probe's arguments; refuses what is no drive, and a drive that is nearly full."""
-    from muon_offload_cli.machine.filesystem import inspect
+def _checked(directory: Path, size_mb: int) -> int:
+    """Return the MiB of the file; refuses what is no folder on a drive, and a drive that is nearly full."""
+    from muon_offload_cli.machine.filesystem import folder_fault, inspect
     from muon_offload_cli.units import MIB, format_bytes
 
     if not directory.is_absolute():
-        raise wrong(f"{directory} is no absolute path.", f"muon-offload bench-disk {directory.absolute()}")
+        raise wrong(
+            f"{directory} is no absolute path.",
+            f"muon-offload bench-disk {shlex.quote(str(directory.absolute()))}",
+        )
     try:
         mount = inspect(directory)
     except (OSError, ValueError) as error:
-        raise wrong(f"{directory} cannot be looked at: {error}.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise wrong(f"{directory} cannot be looked at: {reason}.", _ELSEWHERE) from error
     if mount.is_memory:
-        raise does_not_fit(f"{directory} is on {mount.mount_point} ({mount.kind}): memory, not a drive.")
+        raise does_not_fit(
+            f"{directory} is on {mount.mount_point} ({mount.kind}): memory, not a drive.", _ELSEWHERE
+        )
+    if fault := folder_fault(directory):
+        # Its nearest parent may lie on another drive than the one that was meant.
+        nearest = mount.existing if mount.existing.is_dir() else mount.existing.parent
+        raise wrong(f"{directory}: {fault}.", f"muon-offload bench-disk {shlex.quote(str(nearest))}")
     if not mount.writable:
-        raise does_not_fit(f"{directory} is not writable by this user, or is no folder.")
+        raise does_not_fit(f"{directory} is not writable by this user.", _ELSEWHERE)
     size = min(size_mb, mount.free_bytes // LARGEST_PART // MIB)
     if size < SMALLEST_MIB:
         raise does_not_fit(
             f"{mount.mount_point} has {format_bytes(mount.free_bytes)} free; at least "
             f"{format_bytes(SMALLEST_MIB * LARGEST_PART * MIB)} are wanted, so that the drive is not filled.",
-            f"free some room, or --size-mb {SMALLEST_MIB} or more",
+            f"free some room, or {_ELSEWHERE}",
         )
-    return [str(directory), "--size-mib", str(size)]
+    return size
 
 
 def _run(arguments: list[str], seconds: float) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import typer
 
 from muon_offload_cli.checkpoints.listing import Found, as_json, content_fault, list_checkpoints
 from muon_offload_cli.errors import wrong
+from muon_offload_cli.machine.filesystem import folder_fault
 from muon_offload_cli.units import format_bytes
 
 
@@ -24,22 +25,23 @@ def checkpoints(
 ) -> None:
     """List checkpoints: steps, sizes, complete or not, and the run they came from.
 
-    Exits with 2 if --verify finds damage.
+    Exits with 2 if --verify finds damage; a save that was interrupted before it stood in its place is none.
     """
-    if not directory.is_dir():
-        raise wrong(f"{directory}: there is no such folder.", "muon-offload checkpoints DIRECTORY")
+    if fault := folder_fault(directory):
+        raise wrong(f"{directory}: {fault}.", "muon-offload checkpoints DIRECTORY")
     try:
         found = list_checkpoints(directory)
     except OSError as error:
         raise wrong(
             f"{directory} cannot be read: {error.strerror}.", "give a folder that you may read"
         ) from error
-    damaged = []
     if verify:
-        for place, each in enumerate(found):
-            if each.complete and each.seal is not None and (fault := content_fault(each.folder, each.seal)):
-                found[place] = replace(each, fault=fault)
-                damaged.append(found[place])
+        found = [
+            replace(each, fault=content_fault(each.folder, each.seal))
+            if each.complete and each.seal is not None
+            else each
+            for each in found
+        ]
     if json:
         typer.echo(as_json(found))
     else:
@@ -47,7 +49,7 @@ def checkpoints(
             typer.echo(_line(each, verified=verify))
         if not found:
             typer.echo(f"no checkpoints in {directory}")
-    if damaged:
+    if verify and any(not each.complete and not each.growing for each in found):
         raise typer.Exit(2)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from muon_offload_cli.cli.check_config import RecipeDirectories, Words
+from muon_offload_cli.cli.problems import another_place
 from muon_offload_cli.errors import wrong
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ def disk_plan(
     from muon_offload_cli.cli.exact import compare_with_megatron
     from muon_offload_cli.planner.cost import parse_bandwidth, step_cost
 
+    if ranks is not None and not exact:
+        raise wrong(f"--ranks {ranks} is read with --exact alone.", f"--exact --ranks {shlex.quote(ranks)}")
     given = parse_bandwidth(bandwidth) if bandwidth is not None else None
     compute = _compute_seconds(forward_backward, run)
     _check_plot(plot)
@@ -178,7 +182,7 @@ def _check_plot(plot: Path | None) -> None:
     if plot.suffix not in PICTURES:
         raise wrong(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.", f"--plot {plot.stem}.svg")
     if not plot.parent.is_dir():
-        raise wrong(f"--plot {plot}: there is no folder {plot.parent}.", f"mkdir -p {plot.parent}")
+        raise wrong(f"--plot {plot}: there is no folder {plot.parent}.", another_place("--plot", plot))
     if plot.suffix == ".png" and importlib.util.find_spec("cairosvg") is None:
         raise wrong(
             f"--plot {plot}: PNG needs the package cairosvg, which is not installed.",
@@ -199,4 +203,6 @@ def _draw(plot: Path, plan: RunPlan, title: str, lines: list[tuple[str, str]]) -
         else:
             plot.write_text(html(plan, title, lines) if plot.suffix == ".html" else svg(plan, title))
     except OSError as error:
-        raise wrong(f"--plot {plot} cannot be written: {error.strerror}.", "--plot plan.svg") from error
+        raise wrong(
+            f"--plot {plot} cannot be written: {error.strerror}.", another_place("--plot", plot)
+        ) from error

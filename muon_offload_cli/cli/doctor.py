@@ -39,10 +39,18 @@ def doctor(
 ) -> None:
     """Look at this machine: software, GPUs, memory, drives and limits, each fine or with a fix.
 
-    Exits with 3 if something is broken.
+    Exits with 2 if --megatron is no Megatron, with 3 if something is broken.
     """
     from muon_offload_cli.config.diagnosis import State, diagnose
+    from muon_offload_cli.config.probing import missing_parts
+    from muon_offload_cli.errors import wrong
 
+    if megatron is not None and (missing := missing_parts(str(megatron))):
+        # The installed one would answer in its place.
+        raise wrong(
+            f"--megatron {megatron} is no Megatron: it has no {' and no '.join(missing)}.",
+            "--megatron /path/of/a/checkout, or leave it out to look at the installed one",
+        )
     findings = diagnose(look(megatron))
     if json:
         typer.echo(json_module.dumps([asdict(finding) for finding in findings], indent=1))

@@ -25,7 +25,7 @@ from muon_offload_cli.cli.doctor import doctor
 from muon_offload_cli.cli.problems import print_problems, problems_as_json
 from muon_offload_cli.cli.recipes import recipes
 from muon_offload_cli.cli.rules import rules
-from muon_offload_cli.errors import UserError
+from muon_offload_cli.errors import UserError, wrong
 
 # What a shell reports for a command that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
@@ -76,8 +76,6 @@ def train(
         from muon_offload_cli.cli.rehearse import rehearse_command
 
         if dry_run:
-            from muon_offload_cli.errors import wrong
-
             raise wrong("--rehearse and --dry-run exclude each other.", "leave one of them out")
         raise typer.Exit(rehearse_command(words or [], recipe_directories=recipe_dir or [], json=json))
     raise typer.Exit(
@@ -103,14 +101,10 @@ def run(arguments: Sequence[str]) -> int:
         141 the reader of the output went away.
     """
     try:
+        _refuse_empty(arguments)
         result = app(list(arguments), prog_name="muon-offload", standalone_mode=False)
     except UserError as error:
-        # Asked of the words themselves: the error may come from before options were read.
-        if "--json" in arguments:
-            typer.echo(problems_as_json(error.problems))
-        else:
-            print_problems(error.problems)
-        return error.exit_code
+        return _tell(error, arguments)
     except (BrokenPipeError, SystemExit) as error:
         # Typer and rich answer a reader that went away with an exit of their own.
         if not isinstance(error.__context__ or error, BrokenPipeError):
@@ -121,8 +115,38 @@ def run(arguments: Sequence[str]) -> int:
         typer.echo("interrupted", err=True)
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one boundary
-        return _usage_error(error) or _unwritable(error) or _bug()
+        return _usage_error(error) or _unwritable(error) or _nowhere(error, arguments) or _bug()
     return result if isinstance(result, int) else 0
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse arguments without a character: as a path, one would mean the folder that the user is in."""
+    for before, given in zip(("", *arguments), arguments, strict=False):
+        if not given or (given.startswith("--") and given.endswith("=")):
+            name = given or f"{before} ''".lstrip()
+            raise wrong(
+                f"{name}: the argument is empty.", "leave it out, or give . for the folder that you are in"
+            )
+
+
+def _tell(error: UserError, arguments: Sequence[str]) -> int:
+    # Asked of the words themselves: the error may come from before options were read.
+    if "--json" in arguments:
+        typer.echo(problems_as_json(error.problems))
+    else:
+        print_problems(error.problems)
+    return error.exit_code
+
+
+def _nowhere(error: Exception, arguments: Sequence[str]) -> int | None:
+    """Say that the working folder is gone and return the code; None if it is something else."""
+    if not isinstance(error, FileNotFoundError):
+        return None
+    try:
+        os.getcwd()  # noqa: PTH109 - which is what Hydra asks
+    except FileNotFoundError:
+        return _tell(wrong("the folder that you are in was deleted.", "cd to one that exists"), arguments)
+    return None
 
 
 def _discard_output() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from muon_offload_cli.errors import Level, Problem
 
@@ -49,6 +52,13 @@ def exit_code(problems: Sequence[Problem], *, strict: bool = False) -> int:
     if strict and any(problem.level is Level.WARNING for problem in problems):
         codes.append(2)
     return max(codes, default=0)
+
+
+def another_place(option: str, path: Path) -> str:
+    """Return the fix for an output file whose folder does not take it: make the folder, or another one."""
+    if not path.parent.exists():
+        return f"mkdir -p {shlex.quote(str(path.parent))}"
+    return f"{option} {shlex.quote(str(Path(tempfile.gettempdir()) / path.name))}"
 
 
 def one_line(text: str) -> str:

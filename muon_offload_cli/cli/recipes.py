@@ -25,7 +25,7 @@ def recipes(
     from muon_offload_cli.errors import wrong
 
     if name is not None:
-        _one(name, recipe_dir or [], copy)
+        _one(name.removeprefix("recipe="), recipe_dir or [], copy)
     elif copy is not None:
         raise wrong(f"--copy {copy} needs the name of a recipe.", f"muon-offload recipes tiny --copy {copy}")
     else:
@@ -82,6 +82,7 @@ def _one(name: str, recipe_directories: list[Path], copy: Path | None) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
+    from muon_offload_cli.cli.problems import another_place
     from muon_offload_cli.errors import wrong
 
     try:
@@ -90,6 +91,8 @@ def _copy(source: Path, target: Path) -> None:
     except FileExistsError as error:
         raise wrong(f"--copy {target}: it exists already.", "give a new file") from error
     except OSError as error:
-        raise wrong(f"--copy {target} cannot be written: {error.strerror}.", "give a new file") from error
+        raise wrong(
+            f"--copy {target} cannot be written: {error.strerror}.", another_place("--copy", target)
+        ) from error
     here = target if target.is_absolute() else Path(target)
     typer.echo(f"muon-offload train recipe={'' if here.is_absolute() else './'}{here}")

@@ -30,6 +30,7 @@ from muon_offload_cli.config.locations import RECIPE_SUFFIXES, find_recipes, gro
 from muon_offload_cli.config.overrides import (
     Overrides,
     check_key,
+    example_recipe,
     normal_flag,
     sort_overrides,
     unknown_option,
@@ -166,7 +167,7 @@ def find_recipe(recipe: str, recipe_directories: Sequence[Path] = ()) -> Path:
     shown = recipe if len(recipe) <= 120 else recipe[:120] + "..."
     raise wrong(
         f"recipe={shown}: there is no such recipe.{hint} Recipes: {', '.join(sorted(found)) or 'none'}.",
-        f"recipe={near[0] if near else next(iter(sorted(found)), 'NAME')}",
+        f"recipe={near[0] if near else example_recipe(found)}",
         "recipe",
     )
 

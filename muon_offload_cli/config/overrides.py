@@ -21,6 +21,7 @@ from muon_offload_cli.config.keys import (
     nearest_key,
     section_names,
 )
+from muon_offload_cli.config.locations import RECIPE_SUFFIXES
 from muon_offload_cli.errors import Problem, wrong
 
 MAX_WORD = 16384
@@ -57,9 +58,18 @@ def split_recipe(words: Sequence[str], known: Iterable[str] = ()) -> tuple[str, 
     if len(recipes) > 1:
         raise wrong(f"recipe is given {len(recipes)} times: {', '.join(recipes)}.", "give it once", "recipe")
     names = sorted(known)
+    for word in words:
+        if word in names or ("=" not in word and word.endswith(RECIPE_SUFFIXES)):
+            fix = shlex.quote(f"recipe={word}")
+            raise wrong(f"no recipe is given: {_short(word)} is one, without 'recipe='.", fix, "recipe")
     listed = f" Recipes: {', '.join(names)}." if names else ""
-    example = "tiny" if "tiny" in names else names[0] if names else "NAME"
-    raise wrong(f"no recipe is given.{listed}", f"recipe={example}", "recipe")
+    raise wrong(f"no recipe is given.{listed}", f"recipe={example_recipe(names)}", "recipe")
+
+
+def example_recipe(known: Iterable[str]) -> str:
+    """Return the recipe to name where any would do: the one that runs everywhere."""
+    names = sorted(known)
+    return "tiny" if "tiny" in names else names[0] if names else "NAME"
 
 
 def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -> Overrides:

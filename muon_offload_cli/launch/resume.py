@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from muon_offload_cli.checkpoints.listing import Found, at_step, has_optimizer, list_checkpoints, newest
-from muon_offload_cli.checkpoints.names import SAVING, step_of
+from muon_offload_cli.checkpoints.names import step_of
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import other_shapes
 from muon_offload_cli.config.vocabulary import vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, wrong
+from muon_offload_cli.machine.filesystem import folder_fault
 from muon_offload_cli.units import round_up
 
 _KEY = "resume.source"
@@ -109,9 +110,12 @@ def _choose(config: Config, source: str, base: Path) -> tuple[Path, Found | None
         return own, found, notes
     if source.isdecimal():
         return own, _exactly(own, int(source), source), []
-    path = Path(os.path.normpath(base / Path(source).expanduser()))
-    if not path.is_dir():
-        raise wrong(f"resume={source}: there is no such folder.", "resume=/path/to/checkpoints", _KEY)
+    if not source:
+        raise wrong("resume= is empty: it names no checkpoint.", _likely(config), _KEY)
+    path = Path(os.path.normpath(base / _in_home(source)))
+    if fault := folder_fault(path):
+        known = "" if "/" in source else "it is none of auto, none and a step's number, and "
+        raise wrong(f"resume={source}: {known}{fault}.", _likely(config), _KEY)
     step = step_of(path)
     if step is not None:
         return path.parent, _exactly(path.parent, step, source), []
@@ -121,6 +125,18 @@ def _choose(config: Config, source: str, base: Path) -> tuple[Path, Found | None
     if found is None:
         raise wrong(f"resume={source}: {path} holds no checkpoint.", "resume=none", _KEY)
     return path, found, notes
+
+
+def _in_home(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # the home of an unknown user
+        return Path(text)
+
+
+def _likely(config: Config) -> str:
+    """Return what a word that names no checkpoint was probably to be."""
+    return "resume=auto" if config.checkpoint.directory is not None else "resume=/path/to/checkpoints"
 
 
 def _list(directory: Path, source: str) -> list[Found]:
@@ -137,7 +153,7 @@ def _list(directory: Path, source: str) -> list[Found]:
 def _newest(directory: Path, source: str, found: list[Found]) -> tuple[Found | None, list[Problem]]:
     best = newest(found)
     passed = [each for each in found if not each.complete and (best is None or each.step > best.step)]
-    standing = [each for each in passed if each.folder.parent.name != SAVING]
+    standing = [each for each in passed if not each.growing]
     if best is None and standing:
         told = "; ".join(f"step {each.step}: {each.fault}" for each in standing)
         raise wrong(

@@ -115,6 +115,16 @@ def _nearest_existing(path: Path) -> tuple[Path, os.statvfs_result, int]:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
+def folder_fault(path: Path) -> str:
+    """Return why `path` is no folder, in words that follow its name and a colon; empty if it is one."""
+    try:
+        if path.is_dir():
+            return ""
+        return "that is a file, not a folder" if path.exists() else "there is no such folder"
+    except (OSError, ValueError) as error:  # no permission on a parent, a name too long, a NUL byte
+        return f"it cannot be looked at: {error.strerror if isinstance(error, OSError) else error}"
+
+
 def supports_direct_io(directory: Path) -> bool:
     """Say whether O_DIRECT works in an existing directory, by writing and reading one page of a file there.
 

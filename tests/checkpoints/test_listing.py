@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,12 +70,54 @@ def test_any_flipped_bit_is_found_by_reading(
     assert content_fault(folder, sealed).startswith("__0_0.distcp is damaged between bytes ")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
-def test_an_unreadable_seal_is_a_fault_not_a_traceback(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "its text is no JSON"),
+        (b"{", "its text is no JSON"),
+        (b"\xff\xfe\xff", "its text is no JSON"),
+        (b"[" * 100_000, "its text is no JSON"),
+        (b"9" * 5000, "its text is no JSON"),
+        (b"[]", "not say all that a seal says"),
+        (b'{"format": 1}', "not say all that a seal says"),
+        (b'{"format": 99}', "it has format 99, this version reads up to 1"),
+    ],
+)
+def test_an_unreadable_seal_is_a_fault_in_our_words(tmp_path: Path, text: bytes, told: str) -> None:
     folder = forged.save(tmp_path, 4)
-    (folder / SEAL).write_text(text)
+    (folder / SEAL).write_bytes(text)
     (found,) = list_checkpoints(tmp_path)
     assert found.fault.startswith(f"{SEAL}: it ")
+    assert found.fault.endswith(told)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "metadata.json/x"])
+def test_a_file_that_cannot_be_looked_at_is_a_fault(tmp_path: Path, name: str) -> None:
+    folder = forged.save(tmp_path, 4)
+    seal = Seal.read(folder)
+    assert seal is not None
+    replace(seal, files={name: seal.files["metadata.json"]}).write(folder)
+    (found,) = list_checkpoints(tmp_path)
+    assert f"{name!r} cannot be looked at: " in found.fault
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"layout": [2]},
+        {"layout": {"tp": "2"}},
+        {"chunk_mb": "1"},
+        {"model": 3},
+        {"files": {"a": 3}},
+        {"files": {"a": {"size": "1", "pieces": []}}},
+        {"files": {"a": {"size": 1, "pieces": [[1, "x", 2]]}}},
+    ],
+)
+def test_a_value_of_another_kind_makes_no_seal(tmp_path: Path, value: dict[str, object]) -> None:
+    folder = forged.save(tmp_path, 4)
+    (folder / SEAL).write_text(json.dumps(json.loads((folder / SEAL).read_text()) | value))
+    (found,) = list_checkpoints(tmp_path)
+    assert found.fault.endswith("not say all that a seal says")
 
 
 def test_plain_megatron_counts_only_as_far_as_its_tracker_reaches(tmp_path: Path) -> None:

@@ -118,6 +118,29 @@ def test_an_unknown_recipe_names_the_nearest(capsys: pytest.CaptureFixture[str])
     assert problem["fix"] == "recipe=tiny"
 
 
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [
+        ("recipe=zzzzzzzz", "there is no such recipe"),
+        ("recipe=", "no recipe is given. Recipes: "),
+        ("tiny", "no recipe is given: tiny is one, without 'recipe='"),
+    ],
+)
+def test_a_request_without_a_recipe_gets_one_that_runs_everywhere(
+    capsys: pytest.CaptureFixture[str], word: str, what: str
+) -> None:
+    (problem,) = problems(capsys, word, "train.steps=3")
+    assert what in str(problem["what"])
+    assert problem["fix"] == "recipe=tiny"
+
+
+def test_a_file_without_its_key_is_taken_for_the_recipe_that_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (problem,) = problems(capsys, "train.steps=3", "my own.yaml")
+    assert problem["fix"] == "'recipe=my own.yaml'"
+
+
 def test_everything_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     bad = ["train.steps=abc", "+a=1", "hydra.x=1", "train.stpes=3", "optimizer.lr=nix"]
     assert len(problems(capsys, RECIPE, *bad)) == len(bad)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from muon_offload_cli.checkpoints.names import SAVING, SEAL, step_folder
 from muon_offload_cli.cli.main import run
 from tests.checkpoints import forged
 
@@ -45,10 +46,32 @@ def test_verify_reads_through_names_the_file_and_exits_2(
     assert told["fault"] == "__0_0.distcp is damaged between bytes 0 and 10240"
 
 
+def test_verify_exits_2_for_what_sizes_and_the_seal_tell_but_not_for_a_save_that_was_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged.write_files(step_folder(tmp_path / SAVING, 8))
+    assert run(["checkpoints", str(tmp_path), "--verify"]) == 0
+    folder = forged.save(tmp_path / "short", 4)
+    (folder / "__0_0.distcp").write_bytes(b"short")
+    (forged.save(tmp_path / "seal", 4) / SEAL).write_text("{")
+    capsys.readouterr()
+    for name in ("short", "seal"):
+        assert run(["checkpoints", str(tmp_path / name)]) == 0
+        assert run(["checkpoints", str(tmp_path / name), "--verify"]) == 2
+        assert "INCOMPLETE" in capsys.readouterr().out
+
+
 def test_a_place_without_any_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["checkpoints", str(tmp_path)]) == 0
     assert "no checkpoints" in capsys.readouterr().out
-    assert run(["checkpoints", str(tmp_path / "none")]) == 2
+    (tmp_path / "file").touch()
+    for name, told in (
+        ("none", "there is no such folder"),
+        ("file", "that is a file, not a folder"),
+        ("x" * 300, "File name too long"),
+    ):
+        assert run(["checkpoints", str(tmp_path / name)]) == 2
+        assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

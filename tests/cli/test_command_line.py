@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -109,12 +110,52 @@ def test_a_recipe_for_another_cluster_is_judged_here_only_if_asked(
     assert main.run([*words, "--here"]) == 3
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["checkpoints", ""], ["recipes", ""], ["recipes", "tiny", "--copy", ""], ["doctor", "--megatron="]],
+)
+def test_an_empty_argument_does_not_mean_the_working_folder(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(arguments) == 2
+    assert "the argument is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["check-config", RECIPE], ["train", RECIPE, "--dry-run", "--json"]])
+def test_a_deleted_working_folder_is_one_sentence(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert "the folder that you are in was deleted" in captured.out + captured.err
+    assert "Traceback" not in captured.err
+
+
 def test_recipes_are_listed_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.yaml").write_text("description: |\n  two\n  lines\n")
     assert main.run(["recipes", "--recipe-dir", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == sorted(find_recipes([tmp_path]))
     assert next(line for line in lines if line.startswith("mine")).endswith("two lines")
+
+
+@pytest.mark.parametrize(
+    ("target", "fix"),
+    [
+        ("/no/such/folder/x.yaml", "mkdir -p /no/such/folder"),
+        (f"{__file__}/x.yaml", f"--copy {tempfile.gettempdir()}/x.yaml"),
+        (__file__, "give a new file"),
+    ],
+)
+def test_a_copy_that_cannot_be_written_is_told_by_what_stands_in_its_way(
+    target: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["recipes", "recipe=tiny", "--copy", target]) == 2
+    assert f"fix: {fix}\n" in capsys.readouterr().err
 
 
 def test_a_broken_recipe_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

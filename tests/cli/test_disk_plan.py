@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -19,6 +20,7 @@ from muon_offload_cli.cli.exact import compare_rank
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.machine import filesystem
 from muon_offload_cli.machine.drives import recall
+from muon_offload_cli.units import MIB
 from tests.fakes.drive import directory_on_a_drive
 from tests.planner.plans import config, planner
 
@@ -145,7 +147,8 @@ def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.Capt
         (["--run", "/no/such/folder"], "no metrics"),
         (["--run", "/no/such/folder", "--forward-backward", "1"], "twice"),
         (["--plot", "plan.jpg"], "must end in"),
-        (["--plot", "/no/such/folder/plan.svg"], "no folder"),
+        (["--plot", "/no/such/folder/plan.svg"], "fix: mkdir -p /no/such/folder"),
+        (["--ranks", "0"], "fix: --exact --ranks 0"),
         (["model.moe.layer_freq='[1]*3'"], "layer_freq"),
     ],
 )
@@ -160,6 +163,14 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     for name, start in (("plan.svg", "<svg"), ("plan.html", "<!doctype html>")):
         assert run("--plot", str(tmp_path / name)) == 0
         assert (tmp_path / name).read_text().startswith(start)
+
+
+def test_a_picture_that_cannot_be_written_gets_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.svg").mkdir()
+    assert run("--plot", str(tmp_path / "a.svg")) == 2
+    assert f"fix: --plot {tempfile.gettempdir()}/a.svg" in capsys.readouterr().err
 
 
 def test_png_needs_a_library_and_says_which(
@@ -241,11 +252,12 @@ def test_a_drive_is_measured_and_remembered_for_the_plan(
 ) -> None:
     monkeypatch.setattr(bench_disk, "LARGEST_PART", 1)
     folder = directory_on_a_drive(tmp_path) / "drive"
+    folder.mkdir()
     assert main.run(["bench-disk", str(folder), "--size-mb", "64", "--seconds", "0.01"]) == 0
     out = capsys.readouterr().out
     assert "both: read" in out
     assert "8 + 8 threads of 8 MiB" in out or "4 + 4 threads" in out
-    assert not folder.exists()
+    assert list(folder.iterdir()) == []
     assert recall(filesystem.inspect(folder).mount_point) is not None
     assert run() == 0
     assert "(measured on " in capsys.readouterr().out
@@ -257,13 +269,41 @@ def test_a_drive_is_measured_and_remembered_for_the_plan(
         (["relative"], 2, "no absolute path"),
         (["/proc"], 3, "/proc has 0 B free"),
         (["/dev/shm/x"], 3, "memory, not a drive"),
+        (["/no/such/folder"], 2, "there is no such folder"),
+        (
+            [__file__],
+            2,
+            f"that is a file, not a folder.\n  fix: muon-offload bench-disk {Path(__file__).parent}",
+        ),
+        (["/" + "x" * 300], 2, "File name too long"),
     ],
 )
 def test_what_is_no_drive_is_not_measured(
     arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["bench-disk", *arguments]) == code
-    assert text in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert text in told
+    assert "fix: " in told
+
+
+def test_a_file_that_is_too_small_to_measure_with_is_refused_by_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["bench-disk", str(tmp_path), "--size-mb", "8"]) == 2
+    assert "--size-mb" in capsys.readouterr().err
+
+
+def test_a_file_that_is_larger_than_the_drive_allows_is_cut_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = {"direct": True, "size": 64 * MIB}
+    both = {"way": "both", "request_bytes": 8 * MIB, "threads": 8, "read": 1.0, "written": 1.0}
+    cases = [both, both | {"way": "read"}, both | {"way": "write"}]
+    monkeypatch.setattr(bench_disk, "_run", lambda arguments, seconds: [about, *cases])
+    folder = directory_on_a_drive(tmp_path)
+    assert main.run(["bench-disk", str(folder), "--size-mb", "99999999"]) == 0
+    assert "MiB is used, not of 99999999" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("nearly_full")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from muon_offload_cli.cli.doctor import _candidates
+from muon_offload_cli.cli.main import run
 from muon_offload_cli.config.diagnosis import Finding, Machine, State, diagnose, scratch_paths
 from muon_offload_cli.config.probing import ProbeReport
 from muon_offload_cli.config.rules import DirectoryFacts, MegatronFacts
@@ -126,6 +127,14 @@ def test_what_is_wrong_is_told_with_a_fix(name: str, state: State, machine: Mach
     found = rows(machine)[name]
     assert found.state is state
     assert found.fix
+
+
+def test_a_folder_without_megatron_is_refused_before_another_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        assert run(["doctor", "--megatron", str(folder)]) == 2
+        assert f"--megatron {folder} is no Megatron: it has no megatron/core" in capsys.readouterr().err
 
 
 def test_candidates_are_named_once_the_likeliest_first() -> None:

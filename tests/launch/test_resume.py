@@ -103,6 +103,19 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "there is no such folder" in refused(tmp_path, "resume=/nowhere/at/all").what
     (tmp_path / "empty").mkdir()
     assert "holds no checkpoint" in refused(tmp_path, "resume=empty").what
+    (tmp_path / "file").touch()
+    assert "that is a file, not a folder" in refused(tmp_path, f"resume={tmp_path}/file").what
+
+
+@pytest.mark.parametrize("word", ["-1", "2.5", "true", "'~nobody_of_that_name'", ""])
+def test_a_word_that_is_no_checkpoint_gets_the_ones_that_are(tmp_path: Path, word: str) -> None:
+    forged.save(tmp_path, 4)
+    problem = refused(tmp_path, f"resume={word}")
+    assert ("none of auto, none and a step's number" if word else "is empty") in problem.what
+    assert problem.fix == "resume=auto"
+    assert (
+        refused(tmp_path, f"resume={word}", "checkpoint.directory=null").fix == "resume=/path/to/checkpoints"
+    )
 
 
 @pytest.mark.parametrize("save", [forged.save, forged.save_plain])
