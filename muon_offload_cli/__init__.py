@@ -61,12 +61,13 @@ def install(
         a process that ends without it leaves nothing behind either.
 
     Raises:
-        UserError: An argument is wrong (all problems at once), or differs from those of the installation
-            that the process has.
+        UserError: An argument is wrong (all problems at once), `directory` among them where it cannot hold
+            the state (a file, memory, no permission), or differs from those of the installation that the
+            process has.
     """
     # Importing this package must stay cheap for the command line: torch comes with the first call.
+    from muon_offload_cli.megatron.arguments import make_settings
     from muon_offload_cli.megatron.attach import install as attach
-    from muon_offload_cli.megatron.attach import make_settings
 
     return attach(
         make_settings(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
+import warnings
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 from muon_offload_cli.config import probe_cache
@@ -22,8 +26,12 @@ from muon_offload_cli.config.rules.facts import (
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.machine import memory
+from muon_offload_cli.units import MIB
 
 NOT_PLANNED = PlannedFacts()
+
+LONGEST_SCRIPT_BYTES = 16 * MIB
+"""A longer one is not looked into."""
 
 
 def resolve_directory(config: Config) -> Config:
@@ -71,7 +79,10 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directories=tuple(directories),
-        files={path: _look_at_file(path) for path in [*data_files(config), *scripts]},
+        files={
+            **{path: _look_at_file(path) for path in data_files(config)},
+            **{path: _look_at_script(path) for path in scripts},
+        },
         data_problems=data_problems,
         pretrained=look_at_pretrained(Path(config.model.from_hf)) if config.model.from_hf else None,
         planned=planned,
@@ -199,3 +210,30 @@ def _look_at_file(name: str) -> FileFacts:
         return FileFacts(num_bytes=path.stat().st_size, readable=os.access(path, os.R_OK))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: ~ of an unknown user
         return FileFacts(num_bytes=None)
+
+
+def _look_at_script(name: str) -> FileFacts:
+    found = _look_at_file(name)
+    if not found.num_bytes or found.num_bytes > LONGEST_SCRIPT_BYTES or not found.readable:
+        return found
+    try:
+        return replace(found, not_python=_why_not_python(Path(name).expanduser()))
+    except OSError:
+        return replace(found, readable=False)
+
+
+def _why_not_python(path: Path) -> str:
+    """Compile a script, as Python does before it runs anything of it; return what hinders that."""
+    source = path.read_bytes()
+    if source.startswith(importlib.util.MAGIC_NUMBER) or zipfile.is_zipfile(path):
+        return ""  # `runpy` runs compiled files and archives as well.
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(source, str(path), "exec", dont_inherit=True)
+            tree = ast.parse(source)
+    except SyntaxError as error:
+        return f"is not Python: {'' if error.lineno is None else f'line {error.lineno}: '}{error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"is not Python: {error or type(error).__name__}"
+    statements = tree.body if ast.get_docstring(tree, clean=False) is None else tree.body[1:]
+    return "" if statements else "has no statement, only comments"

@@ -33,6 +33,17 @@ _READ_ONLY = re.compile(r"read-only file system|errno 30|EROFS", re.IGNORECASE)
 _BAD_DRIVE = re.compile(r"StoreError.*\bEIO\b")
 _GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
 
+# As the modules warnings (with the line of source that it quotes) and logging print them, torch's logging
+# among them, and Megatron's own lines on arguments that it cannot infer.
+_WARNING = re.compile(
+    r"^(?:\[rank\d+\]:[ ]?)?(?:"
+    r"\S.*\.py:\d+:[ ]\w*Warning:.*(?:\n(?:\[rank\d+\]:)?[ ]+\S.*)?"
+    r"|WARNING:.*|W\d{4}[ ]\d\d:\d\d:\d\d\.\d+[ ].*"
+    r"|Deferring[ ]to[ ]attribute[ ]metadata\..*|Original[ ]failure:.*"
+    r")(?:\n|\Z)",
+    re.MULTILINE,
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineFigures:
@@ -63,7 +74,7 @@ class PostMortem:
         ending: How that rank ended, as a phrase: ``died of signal 9 (SIGKILL)``.
         cause: The likely cause and what to do about it; may be empty.
         log: File that has the whole story.
-        last_lines: End of that rank's log.
+        last_lines: End of that rank's log, without warnings; may be empty.
         problems: The user errors that stopped the run, each once; empty if anything else did.
     """
 
@@ -120,11 +131,11 @@ def explain(evidence: Evidence) -> PostMortem:
     rank, seen = suspects[0]
     report = evidence.reports.get(rank)
     text = evidence.rank_logs.get(rank, "")
-    lines, log = _tail(text, rank), evidence.rank_log_paths.get(rank)
+    lines, log = _tail(_without_warnings(text), rank), evidence.rank_log_paths.get(rank)
     early = early_output(evidence.torchrun_log)
-    if not lines and early:
+    if not text.strip() and early:
         # It died before it had a log of its own (an import that fails, for example).
-        lines, log = _tail(early, rank), evidence.torchrun_log_path
+        lines, log = _tail(_without_warnings(early), rank), evidence.torchrun_log_path
     ending = _ending(seen, report, lines)
     taken = evidence.steps.get(rank, 0)
     where = f"after step {taken} of {evidence.total_steps}" if taken else "before its first step"
@@ -279,6 +290,11 @@ def _tail(text: str, rank: int) -> list[str]:
     lines = [line[1:] if line.startswith(" ") and not line.startswith("  ") else line for line in lines]
     # A warning that is repeated must not push out what came before it.
     return [line for line, _ in itertools.groupby(lines) if line.strip()][-SHOWN_LINES:]
+
+
+def _without_warnings(text: str) -> str:
+    """Leave out warnings: Megatron's imports print dozens, which are no word on why a rank ended."""
+    return _WARNING.sub("", text)
 
 
 def _torchrun_died(evidence: Evidence) -> PostMortem:

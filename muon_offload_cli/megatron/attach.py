@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Self
 
-from muon_offload_cli.errors import Problem, UserError, wrong
+from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron import native_contract
+from muon_offload_cli.megatron.arguments import differences
 from muon_offload_cli.megatron.muon_child import make_muon_child
 from muon_offload_cli.megatron.native import NativeInstallation
-from muon_offload_cli.offload.directories import directories_of
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.store import StoreError
-from muon_offload_cli.units import GIB, MIB
 
 MUON_CLASSES = ("TensorParallelMuon", "TensorParallelAdaptiveMuon")
 """What is taken over of megatron/core/optimizer/emerging_optimizers.py; not all releases have both."""
-
-ENGINES = ("disk", "mapped", "host")
 
 
 class Installation:
@@ -111,7 +105,7 @@ def install(
     if on_built not in (None, present.on_built) or settings != present.settings:
         raise wrong(
             "install() was called a second time with other settings: "
-            f"{_differences(present.settings, settings)}.",
+            f"{differences(present.settings, settings)}.",
             "call it once, or close() the first installation before",
         )
     return present
@@ -125,70 +119,3 @@ def _present(native: Any) -> Installation | NativeInstallation | None:
     if native is not None:
         places.append(getattr(native[0], native_contract.CLASS, None))
     return next(filter(None, (getattr(place, "installation", None) for place in places)), None)
-
-
-def make_settings(
-    *,
-    directory: str | Path | Sequence[str | Path] | None,
-    engine: str,
-    chunk_mb: float,
-    fraction: float,
-    host_memory_gb: float,
-    ranks_per_node: int | None,
-    windows: int,
-) -> OffloadSettings:
-    """Check arguments in the user's units and turn them into one rank's settings in bytes.
-
-    Raises:
-        UserError: All problems at once.
-    """
-    problems: list[Problem] = []
-
-    def expect(holds: bool, name: str, value: object, wanted: str) -> None:
-        if not holds:
-            problems.append(Problem(what=f"install({name}={value!r}): want {wanted}.", keys=(name,)))
-
-    expect(engine in ENGINES, "engine", engine, " or ".join(ENGINES))
-    given = [directory] if isinstance(directory, str | Path) else list(directory or ())
-    directories = [Path(each) for each in given]
-    if engine != "host":
-        fine = bool(directories) and all(each.is_absolute() for each in directories)
-        expect(
-            fine and len(set(directories)) == len(directories),
-            "directory",
-            directory,
-            "an absolute folder on a node-local drive, or a list of such folders, each once",
-        )
-    expect(_in_range(chunk_mb, 0, math.inf), "chunk_mb", chunk_mb, "0 or more MiB")
-    expect(_in_range(fraction, 0, 1), "fraction", fraction, "a number from 0 to 1")
-    expect(_in_range(host_memory_gb, 0, math.inf), "host_memory_gb", host_memory_gb, "0 or more GiB")
-    local_ranks, local_rank = os.environ.get("LOCAL_WORLD_SIZE", "1"), os.environ.get("LOCAL_RANK", "0")
-    sharing = int(local_ranks) if ranks_per_node is None and local_ranks.isdecimal() else ranks_per_node
-    expect(sharing is not None and sharing >= 1, "ranks_per_node", ranks_per_node, "1 or more")
-    expect(isinstance(windows, int) and windows >= 1, "windows", windows, "1 or more")
-    if problems or sharing is None:
-        raise UserError(problems=problems)
-    return OffloadSettings(
-        engine=engine,
-        directories=directories_of(
-            directories, ranks=sharing, local_rank=int(local_rank) if local_rank.isdecimal() else 0
-        ),
-        # Rounded up: 0 bytes would mean one chunk of everything.
-        chunk_bytes=math.ceil(chunk_mb * MIB),
-        fraction=fraction,
-        host_bytes=round(host_memory_gb * GIB) // sharing,
-        windows=windows,
-    )
-
-
-def _differences(present: OffloadSettings, asked: OffloadSettings) -> str:
-    pairs = (
-        (field.name, getattr(present, field.name), getattr(asked, field.name)) for field in fields(present)
-    )
-    told = [f"{name}={after}, and {before} is in use" for name, before, after in pairs if before != after]
-    return "; ".join(told) or "another caller's"
-
-
-def _in_range(value: object, low: float, high: float) -> bool:
-    """Whether `value` is a finite number from `low` to `high`."""
-    return isinstance(value, int | float) and math.isfinite(value) and low <= value <= high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from muon_offload_cli.checkpoints.keeping import delete_older, make_room, put_in_place
+from muon_offload_cli.checkpoints.listing import list_checkpoints
 from muon_offload_cli.checkpoints.names import SAVING, step_folder
 from muon_offload_cli.checkpoints.seal import FileSeal, Seal, seal_file
 from muon_offload_cli.config.schema import Config
@@ -29,6 +31,9 @@ from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.watched import Watched
 from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import describe_errno
+
+KEY = "checkpoint.directory"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 # torch writes `common.pt` in C++, and does not say what the system told it.
 _TORCH_COULD_NOT_WRITE = re.compile(r"iostream error|inline_container|PytorchStreamWriter")
@@ -166,15 +171,15 @@ class Checkpoints:
         Raises:
             UserError: It failed on rank 0.
         """
-        told: list[Any] = [None, ""]
+        told: list[Any] = [None, None]
         if torch.distributed.get_rank() == 0:
             try:
-                told = [action(), ""]
+                told = [action(), None]
             except OSError as error:
-                told = [None, f"{describe_errno(error)}: {error.filename}"]
+                told = [None, _refused(Path(str(self._config.checkpoint.directory)), error).problems]
         torch.distributed.broadcast_object_list(told, src=0)
-        if told[1]:
-            raise _cannot_save(Path(str(self._config.checkpoint.directory)), told[1])
+        if told[1] is not None:
+            raise UserError(problems=told[1])
         result: T = told[0]
         return result
 
@@ -227,7 +232,7 @@ def _stop_at_first_error(stack: Substitutions, outgoing: Outgoing, directory: Pa
         write(*args, **kwargs)
         error = outgoing.error()
         if error is not None:
-            raise _cannot_save(directory, f"{describe_errno(error)}: {error.filename}") from error
+            raise _refused(directory, error) from error
 
     stack.replace(FileSystemWriterAsync, "write_preloaded_data_multithread", staticmethod(write_or_raise))
 
@@ -238,16 +243,33 @@ def small_files_told(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _cannot_save(directory, f"{describe_errno(error)}: {error.filename or directory}") from error
+        raise _refused(directory, error) from error
     except RuntimeError as error:
         if not _TORCH_COULD_NOT_WRITE.search(str(error)):
             raise
-        raise _cannot_save(directory, f"torch's writer gave up, {str(error).splitlines()[0]}") from error
+        reason = f"torch's writer gave up, {str(error).splitlines()[0]}"
+        raise _cannot_save(directory, None, reason) from error
 
 
-def _cannot_save(directory: Path, reason: str) -> UserError:
-    return does_not_fit(
-        f"checkpoint.directory={directory} cannot be written: {reason}. Earlier checkpoints are whole.",
-        "free space there or set checkpoint.keep, then resume=auto",
-        "checkpoint.directory",
-    )
+def _refused(directory: Path, error: OSError) -> UserError:
+    return _cannot_save(directory, error, f"{describe_errno(error)}: {error.filename or directory}")
+
+
+def _cannot_save(directory: Path, error: OSError | None, reason: str) -> UserError:
+    """Tell a save that failed, with what mends it and what is left to go on from.
+
+    Args:
+        directory: Where checkpoints go.
+        error: What the system said; None: not known, as of torch's writer, and nearly always a full drive.
+        reason: That, or what is known instead.
+    """
+    try:
+        earlier = any(found.complete for found in list_checkpoints(directory))
+    except OSError:
+        earlier = False
+    if error is None or error.errno in _FULL:
+        fix = f"free space there or set {'checkpoint.keep, then resume=auto' if earlier else KEY}"
+    else:
+        fix = f"{KEY}=/path/you/can/write" + (f" resume={directory}" if earlier else "")
+    left = "Earlier checkpoints are whole." if earlier else "There is no earlier checkpoint."
+    return does_not_fit(f"{KEY}={directory} cannot be written: {reason}. {left}", fix, KEY)

@@ -8,6 +8,7 @@ fields are not looked at.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +82,23 @@ def read_lines[T](
 def json_object(line: bytes, where: str, fix: str) -> dict[str, object] | Problem:
     """Return the JSON object of a line, or what is wrong with it."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return Problem(what=f"data.paths: {where} is not JSON: {error}.", fix=fix, keys=("data.paths",))
-    if not isinstance(record, dict):
-        what = f"data.paths: {where} is a JSON {type(record).__name__}; one object a line is expected."
-        return Problem(what=what, fix=fix, keys=("data.paths",))
-    return record
+        if b"\0" in line:  # UTF-16 and UTF-32, which need not be wrong as UTF-8
+            raise UnicodeError
+        record = json.loads(line.decode("utf-8-sig", "surrogatepass"))
+    except UnicodeError:
+        what, fix = "is not UTF-8 text", "save the file as UTF-8, as iconv does"
+    except json.JSONDecodeError as error:
+        # A line has no lines: the number that counts is the character's.
+        what = f"is not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
+    except ValueError:
+        what = f"holds a number of more than {sys.get_int_max_str_digits()} digits"
+    except RecursionError:
+        what = "is nested too deeply"
+    else:
+        if isinstance(record, dict):
+            return record
+        what = f"is {kind_of(record)}; one JSON object a line is expected"
+    return Problem(what=f"data.paths: {where} {what}.", fix=fix, keys=("data.paths",))
 
 
 _FORMS = '{"prompt": "...", "response": "..."} or {"messages": [{"role": "user", "content": "..."}, ...]}'
@@ -117,7 +128,7 @@ def _pair(record: dict[str, object]) -> Example | str:
             return f"has no {name}"
         text = record[name]
         if not isinstance(text, str):
-            return f"has a {name} that is {_kind(text)}, not a string"
+            return f"has a {name} that is {kind_of(text)}, not a string"
         texts.append(text)
     if not texts[1].strip():
         return "has an empty response: nothing could be learnt from it"
@@ -126,7 +137,7 @@ def _pair(record: dict[str, object]) -> Example | str:
 
 def _chat(found: object) -> Example | str:
     if not isinstance(found, list) or not found:
-        return f"has messages that are {_kind(found)}, not a list of messages"
+        return f"has messages that are {kind_of(found)}, not a list of messages"
     messages = []
     for number, message in enumerate(found, start=1):
         parsed = _message(message)
@@ -140,12 +151,12 @@ def _chat(found: object) -> Example | str:
 
 def _message(found: object) -> Message | str:
     if not isinstance(found, dict):
-        return f"is {_kind(found)}, not an object with role and content"
+        return f"is {kind_of(found)}, not an object with role and content"
     for name in ("role", "content"):
         if name not in found:
             return f"has no {name}"
         if not isinstance(found[name], str):
-            return f"has a {name} that is {_kind(found[name])}, not a string"
+            return f"has a {name} that is {kind_of(found[name])}, not a string"
     role, content = found["role"], found["content"]
     if role not in ROLES:
         return f"has the role {role[:40]!r}, which is none of {', '.join(ROLES)}"
@@ -154,9 +165,12 @@ def _message(found: object) -> Message | str:
     return Message(role, content)
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Name the kind of a JSON value, in JSON's words."""
     if value is None:
         return "null"
     if value in ([], {}):
         return "empty"
+    if isinstance(value, bool):
+        return "true or false"
     return {"dict": "an object", "list": "a list", "str": "a string"}.get(type(value).__name__, "a number")

@@ -141,11 +141,7 @@ def _write(
             np.add.at(counts, sequence.tokens, 1)
             writer.add(sequence)
         if not counts.any():
-            raise wrong(
-                f"data.paths: no text in {', '.join(str(file.path) for file in corpus.files[:3])}.",
-                "data.paths=[/path/to/file] with a file that holds text",
-                "data.paths",
-            )
+            raise UserError(problems=[corpus.nothing()])
     return token_cache.Statistics(num_tokens=int(counts.sum()), unigram_entropy=unigram_entropy(counts))
 
 

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import Problem, UserError, wrong
-from muon_offload_cli.tokens.conversations import Example, json_object, parse_example, read_lines
+from muon_offload_cli.tokens.conversations import Example, json_object, kind_of, parse_example, read_lines
 from muon_offload_cli.units import MIB
 
 END_OF_DOCUMENT = 256
@@ -121,6 +121,7 @@ class Corpus:
     def look(self, limit_bytes: int) -> list[Problem]:
         """Return what is wrong with the lines in the first `limit_bytes` of each file that has lines."""
         problems: list[Problem] = []
+        silent = True
         for file in self.files:
             parse: Callable[[bytes, str], object]
             if self.name == DataSource.chat.name:
@@ -128,14 +129,25 @@ class Corpus:
             elif file.is_jsonl:
                 parse = partial(_text_of, key=self.jsonl_key)
             else:
+                silent = False
                 continue
+            silent = silent and file.num_bytes <= limit_bytes
             try:
                 with file.reading() as stream:
-                    for _ in read_lines(stream, file.path, parse, limit_bytes=limit_bytes):
-                        pass
+                    for _, content in read_lines(stream, file.path, parse, limit_bytes=limit_bytes):
+                        silent = silent and not content
             except UserError as error:
                 problems += error.problems
-        return problems
+        return [self.nothing()] if silent and not problems else problems
+
+    def nothing(self) -> Problem:
+        """Return the problem of a corpus whose files hold nothing to learn from."""
+        thing = "example" if self.name == DataSource.chat.name else "text"
+        return Problem(
+            what=f"data.paths: no {thing} in {', '.join(str(file.path) for file in self.files[:3])}.",
+            fix=f"data.paths=[/path/to/file] with a file that holds {'an ' * (thing == 'example')}{thing}",
+            keys=("data.paths",),
+        )
 
 
 def find_corpus(data: DataConfig) -> Corpus:
@@ -269,8 +281,7 @@ def _text_of(line: bytes, where: str, key: str) -> str | Problem:
     text = record[key]
     if not isinstance(text, str):
         return Problem(
-            what=f"data.paths: {where}: the field {key!r} (data.jsonl_key) is {type(text).__name__}, "
-            "not a string.",
+            what=f"data.paths: {where}: the field {key!r} (data.jsonl_key) is {kind_of(text)}, not a string.",
             fix="data.jsonl_key=<the field that holds the text>",
             keys=keys,
         )

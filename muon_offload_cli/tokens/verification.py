@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 
-from muon_offload_cli.config.schema import Config, DataSource
+from muon_offload_cli.config.schema import Config, DataSource, ParallelConfig
 from muon_offload_cli.config.vocabulary import tokenizer_folder, vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, wrong
 from muon_offload_cli.tokens.indexed_pair import check_pair, read_spans
 from muon_offload_cli.tokens.preparation import prepare
 from muon_offload_cli.tokens.text_corpus import find_corpus
-from muon_offload_cli.units import MIB
+from muon_offload_cli.units import MIB, round_up
 
 LOOKED_AT_BYTES = 16 * MIB
 """Of each file with lines, by a check that starts nothing: a fifth of a second."""
@@ -57,7 +58,7 @@ def write_tokens(config: Config) -> list[Problem]:
             f"model.vocab_size={prepared.vocab_size}",
             "model.vocab_size",
         )
-    return _lengths(config.train.sequence_length, prepared.prefix)
+    return _lengths(config, prepared.prefix)
 
 
 def shortest_sequence(config: Config) -> int:
@@ -72,19 +73,27 @@ def shortest_sequence(config: Config) -> int:
     return 0 if prefix is None else int(read_spans(prefix).first_counted().min())
 
 
-def _lengths(sequence_length: int, prefix: Path) -> list[Problem]:
+def _length_step(parallel: ParallelConfig) -> int:
+    """Return what sequence lengths must be a multiple of; see the rules ``sequence-parallel`` and ``-cp``."""
+    return math.lcm(
+        parallel.tp if parallel.sequence_parallel else 1, 2 * parallel.cp if parallel.cp > 1 else 1
+    )
+
+
+def _lengths(config: Config, prefix: Path) -> list[Problem]:
+    sequence_length = config.train.sequence_length
     spans = read_spans(prefix)
     firsts, totals = spans.first_counted(), spans.document_lengths()
     # A sequence is one token longer than its labels, which are one token ahead.
     silent = int(np.count_nonzero(firsts > sequence_length))
     cut = int(np.count_nonzero(totals > sequence_length + 1)) - silent
     keys = ("train.sequence_length",)
-    fix = f"train.sequence_length={int(totals.max()) - 1} keeps every example whole"
+    enough = f"train.sequence_length={round_up(int(totals.max()) - 1, _length_step(config.parallel))}"
     if silent == len(totals):
         raise wrong(
             f"train.sequence_length={sequence_length}: every prompt is longer than that, so that no response "
             "is left to learn from.",
-            f"train.sequence_length={int(totals.max()) - 1}",
+            enough,
             *keys,
         )
     notes = []
@@ -98,4 +107,5 @@ def _lengths(sequence_length: int, prefix: Path) -> list[Problem]:
             f"train.sequence_length={sequence_length}: {cut} of {len(totals)} examples lose the end of their "
             "response."
         )
+    fix = f"{enough} keeps every example whole"
     return [Problem(what=note, fix=fix, keys=keys, level=Level.NOTE) for note in notes]

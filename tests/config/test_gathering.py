@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,29 @@ def test_a_script_is_looked_at_and_a_megatron_beside_it_is_told_unless_it_is_the
     (tmp_path / "link").symlink_to(tmp_path)
     words.append(f"megatron.path={tmp_path}/link")
     assert gather_facts(compose("tiny", words).config, probe=False).megatron_beside_script is None
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (b"raise SystemExit('was run')", ""),
+        (b"import sys\nimport os; x = '\\d'", ""),
+        (importlib.util.MAGIC_NUMBER + bytes(20), ""),
+        (b"import os\ndef f(:\n", "is not Python: line 2: invalid syntax"),
+        (b"x = 1\nreturn x\n", "is not Python: line 2: 'return' outside function"),
+        (b"\x89\xff\x00\x01" * 9, "is not Python: "),
+        (b"x = '\xff'", "is not Python: "),
+        (b"# nothing\n\n", "has no statement, only comments"),
+        (b"#!/bin/python\n'What it does.'\n", "has no statement, only comments"),
+    ],
+)
+def test_a_script_is_compiled_and_nothing_of_it_is_run(tmp_path: Path, source: bytes, why: str) -> None:
+    script = tmp_path / "pretrain.py"
+    script.write_bytes(source)
+    config = compose("tiny", [f"megatron.entrypoint={script}", "offload=none"]).config
+    found = gather_facts(config, probe=False).files[str(script)].not_python
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
 
 
 def test_the_default_directory_is_filled_in_for_engines_that_keep_files(

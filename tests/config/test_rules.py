@@ -478,6 +478,15 @@ CASES = [
         for bad in UNREADABLE
     ),
     Case(
+        "entrypoint-source",
+        SCRIPT,
+        SCRIPT,
+        MachineFacts(
+            files={"/my/pretrain.py": FileFacts(num_bytes=5, not_python="is not Python: line 1: x")}
+        ),
+        MachineFacts(files={"/my/pretrain.py": FileFacts(num_bytes=5)}),
+    ),
+    Case(
         "entrypoint-checkout",
         SCRIPT,
         f"{SCRIPT} megatron.path=/my",

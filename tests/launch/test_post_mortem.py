@@ -148,6 +148,31 @@ def test_a_repeated_warning_is_shown_once() -> None:
     assert found.last_lines == ["cause", "warning"]
 
 
+WARNINGS = """W1129 20:19:27.007000 20343 torch/utils/cpp_extension.py:183] No CUDA runtime is found
+/site/megatron/core/models/backends.py:34: UserWarning: Apex is not installed. Falling back to Torch Norm
+  warnings.warn("Apex is not installed. Falling back to Torch Norm")
+[rank1]:/site/my package/c10d_logger.py:83: FutureWarning: `all_gather` is deprecated.
+[rank1]:  return func(*args, **kwargs)
+WARNING: Inferring the appropriate argparse argument type from <class 'x'> failed for y: typing.Union[int]
+Deferring to attribute metadata. If the metadata is incomplete, 'parser.add_argument()' may fail.
+Original failure: Unions not supported by argparse: typing.Union[int, typing.Literal['max'], NoneType]
+WARNING:megatron.core.rerun_state_machine:Result validation enabled
+"""
+
+
+@pytest.mark.parametrize(("code", "ending"), [(-9, "died of signal 9 (SIGKILL)"), (7, "exited with code 7")])
+def test_warnings_are_not_shown_as_the_last_words_of_a_rank(code: int, ending: str) -> None:
+    def last_lines(text: str) -> list[str]:
+        early = "OMP_NUM_THREADS is set\n" + torchrun_log((1, code), (0, -15))
+        found = explain(evidence(early, rank_logs={1: text}))
+        assert found.ending == ending
+        assert found.log == Path("/run/logs/rank_1.log")
+        return found.last_lines
+
+    assert last_lines(WARNINGS) == []
+    assert last_lines(f"mine\n{WARNINGS}  indented\n{WARNINGS.rstrip()}") == ["mine", "  indented"]
+
+
 def test_a_user_error_of_all_ranks_is_told_once_with_its_own_code() -> None:
     reports = {
         rank: report(rank, "does not fit", what="needs 3 GiB", fix="chunk_mb=1", exit_code=3)

@@ -118,9 +118,12 @@ def test_the_same_arguments_again_change_nothing(folder: Path) -> None:
 
 
 def test_other_arguments_are_refused_until_the_first_installation_is_closed(folder: Path) -> None:
-    told = r"engine=host, and disk is in use; .*windows=3, and 2 is in use"
+    told = r"engine=host, and disk is in use; windows=3, and 2 is .*; directory=none, and /.*/state is in use"
     with install(folder, windows=2), pytest.raises(UserError, match=told):
-        muon_offload_cli.install(engine="host")
+        muon_offload_cli.install(engine="host", chunk_mb=ONE_MATRIX_MB)
+    told = r"chunk_mb=0, and [0-9.]+ is in use; host_memory_gb=2 a rank, and 0 a rank is in use\."
+    with install(folder), pytest.raises(UserError, match=told):
+        muon_offload_cli.install(directory=folder, chunk_mb=0, host_memory_gb=2)
     with muon_offload_cli.install(engine="host") as second:
         assert held_by(build(), Tier.HOST) == STATE_BYTES
         assert second.settings.engine == "host"

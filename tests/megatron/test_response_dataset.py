@@ -153,9 +153,19 @@ def test_a_run_without_any_response_left_is_refused_with_a_length_that_works(tmp
     with pytest.raises(UserError, match="every prompt is longer") as caught:
         write_tokens(config)
     (problem,) = caught.value.problems
-    assert problem.fix == "train.sequence_length=7"
-    config.train.sequence_length = 7
+    assert problem.fix == "train.sequence_length=8"
+    config.train.sequence_length = 8
     assert write_tokens(config) == []
+
+
+@pytest.mark.parametrize(("tp", "cp", "length"), [(1, 1, 7), (2, 1, 8), (4, 3, 12), (1, 2, 8)])
+def test_the_length_that_keeps_examples_whole_divides_as_the_parallel_sizes_want(
+    tmp_path: Path, tp: int, cp: int, length: int
+) -> None:
+    config = run(tmp_path, 4, ("abc", "wxyz"), ("a", "x"))
+    config.parallel.tp, config.parallel.cp, config.parallel.sequence_parallel = tp, cp, tp > 1
+    (problem,) = write_tokens(config)
+    assert problem.fix == f"train.sequence_length={length} keeps every example whole"
 
 
 def test_a_rehearsal_keeps_a_sequence_that_reaches_a_response(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.checkpoints import small_files_told
+from tests.checkpoints.forged import save
 
 FULL = Path("/dev/full")
 
@@ -29,6 +31,39 @@ def test_a_file_and_a_folder_that_cannot_be_made_are_named(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=f"ENOTDIR .*: {tmp_path}/file/iter"), small_files_told(tmp_path):
         (tmp_path / "file" / "iter").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("number", "saved", "left", "fix"),
+    [
+        (
+            errno.ENOSPC,
+            True,
+            "Earlier checkpoints are whole.",
+            "free space there or set checkpoint.keep, then ",
+        ),
+        (errno.EDQUOT, False, "There is no earlier checkpoint.", "free space there or set checkpoint.dir"),
+        (errno.ENOENT, False, "There is no earlier checkpoint.", "checkpoint.directory=/path/you/can/write"),
+        (errno.EACCES, False, "There is no earlier checkpoint.", "checkpoint.directory=/path/you/can/write"),
+        (
+            errno.EROFS,
+            True,
+            "Earlier checkpoints are whole.",
+            "checkpoint.directory=/path/you/can/write resume=",
+        ),
+    ],
+)
+def test_the_fix_follows_what_the_system_said_and_what_was_saved_before(
+    tmp_path: Path, number: int, saved: bool, left: str, fix: str
+) -> None:
+    if saved:
+        save(tmp_path, 2)
+    with pytest.raises(UserError) as told, small_files_told(tmp_path):
+        raise OSError(number, "", str(tmp_path / "iter"))
+    (problem,) = told.value.problems
+    assert problem.what.endswith(f": {tmp_path}/iter. {left}")
+    assert problem.fix.startswith(fix)
+    assert ("resume=" in problem.fix) == saved
 
 
 def test_another_error_stays_what_it_is() -> None:

@@ -50,7 +50,7 @@ def test_both_forms_are_read_and_other_fields_are_not_looked_at() -> None:
         ({"prompt": 3, "response": "a"}, "has a prompt that is a number, not a string"),
         ({"text": "a"}, "has neither messages nor prompt and response; it has: text"),
         ({}, "it has: none"),
-        ([], "is a JSON list; one object a line is expected"),
+        ([], "is empty; one JSON object a line is expected"),
         ({"messages": []}, "has messages that are empty, not a list"),
         ({"messages": {"role": "user"}}, "has messages that are an object, not a list"),
         ({"messages": ["hi"]}, "message 1 is a string, not an object"),
@@ -110,6 +110,42 @@ def test_all_bad_lines_in_the_part_that_is_looked_at_are_told_and_none_beyond_it
     assert len(find_corpus(chat_file(tmp_path / "b.jsonl", *["x"] * 50)).look(10**6)) == MAX_PROBLEMS
     with pytest.raises(UserError, match="line 2 is not JSON"):
         list(corpus.examples())
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "fix"),
+    [
+        (b'{"prompt": "a", }\n', "is not JSON: Expecting property name enclosed in double quotes", "write"),
+        (b'{"prompt": "a"\n', "is not JSON: Expecting ',' delimiter at character 16.", "write"),
+        (b'{"prompt": "a\tb"}', "is not JSON: Invalid control character at character 14.", "write"),
+        (b"true", "is true or false; one JSON object a line is expected.", "write"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "holds a number of more than 4300 digits.", "write"),
+        (b"[" * 200_000, "is nested too deeply.", "write"),
+        ('{"prompt": "é"}'.encode("latin-1"), "is not UTF-8 text.", "save the file as UTF-8"),
+        ('{"prompt": "e"}'.encode("utf-16"), "is not UTF-8 text.", "save the file as UTF-8"),
+        ('{"prompt": "e"}'.encode("utf-16-le"), "is not UTF-8 text.", "save the file as UTF-8"),
+    ],
+)
+def test_a_line_that_is_no_json_is_told_in_words_about_the_line(line: bytes, what: str, fix: str) -> None:
+    problem = parse_example(line, "a.jsonl line 2")
+    assert isinstance(problem, Problem)
+    assert problem.what.startswith(f"data.paths: a.jsonl line 2 {what}")
+    assert problem.what.count("line 2") == 1
+    assert problem.fix.startswith(fix)
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_of_utf_8_is_read() -> None:
+    assert parse_example('{"prompt": "2+2=", "response": "4"}'.encode("utf-8-sig"), "a") == PAIR
+
+
+def test_blank_lines_alone_are_told_before_anything_starts(tmp_path: Path) -> None:
+    blank = chat_file(tmp_path / "a.jsonl", "", "  ")
+    assert [problem.what for problem in find_corpus(blank).look(10**6)] == [
+        f"data.paths: no example in {tmp_path / 'a.jsonl'}."
+    ]
+    assert find_corpus(blank).look(1) == []
+    blank.paths.append(*chat_file(tmp_path / "b.jsonl", '{"prompt": "p", "response": "r"}').paths)
+    assert find_corpus(blank).look(10**6) == []
 
 
 def test_bytes_of_a_pair_stand_as_they_are_and_an_end_of_the_response_counts() -> None:

@@ -56,11 +56,11 @@ def test_jsonl_key_names_the_field(tmp_path):
     ("line", "what", "fix"),
     [
         ("{oops", "line 2 is not JSON", "rename the file to .txt"),
-        ("[1]", "line 2 is a JSON list", '{"text": "..."}'),
+        ("[1]", "line 2 is a list; one JSON object", '{"text": "..."}'),
         ('{"body": "x"}', "line 2 has no field 'text' (data.jsonl_key); it has: body", "data.jsonl_key=body"),
-        ('{"text": 3}', "line 2: the field 'text' (data.jsonl_key) is int", "data.jsonl_key="),
-        ("[" * 100_000, "line 2 is not JSON", "rename the file to .txt"),
-        ('"\udcff"', "line 2 is not JSON", "rename the file to .txt"),
+        ('{"text": 3}', "line 2: the field 'text' (data.jsonl_key) is a number", "data.jsonl_key="),
+        ("[" * 100_000, "line 2 is nested too deeply", "rename the file to .txt"),
+        ('"\udcff"', "line 2 is not UTF-8 text", "save the file as UTF-8"),
     ],
 )
 def test_a_bad_jsonl_line_is_told_with_file_and_line(tmp_path, line, what, fix):

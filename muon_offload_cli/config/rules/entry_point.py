@@ -26,6 +26,22 @@ def entrypoint_file(config: Config, written: Set[str], facts: MachineFacts) -> I
 
 
 @rule(
+    name="entrypoint-source",
+    reason="A slip in a script is told before every rank has loaded Megatron to find it.",
+    machine=True,
+)
+def entrypoint_source(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a script that Python cannot compile, or that has no statement; nothing of it is run."""
+    script = config.megatron.entrypoint
+    if script is not None and script in facts.files and facts.files[script].not_python:
+        yield Problem(
+            what=f"{KEY}: {script} {facts.files[script].not_python}.",
+            fix=f"correct the file, or name another one: {KEY}=...",
+            keys=(KEY,),
+        )
+
+
+@rule(
     name="entrypoint-checkout",
     reason="Python would import a Megatron beside the script, and the launcher another one.",
     machine=True,

@@ -51,11 +51,19 @@ class DirectoryFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileFacts:
-    """A file that the run reads. `num_bytes` is None if it does not exist or is no file."""
+    """A file that the run reads.
+
+    Attributes:
+        num_bytes: Its size; None if it does not exist or is no file.
+        readable: This user may read it.
+        is_folder: It is a folder.
+        not_python: For a script, why Python cannot run it, as the end of a sentence; empty if it can.
+    """
 
     num_bytes: int | None
     readable: bool = True
     is_folder: bool = False
+    not_python: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
