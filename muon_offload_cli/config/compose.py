@@ -114,10 +114,11 @@ def compose(
 def _pretrained(values: Mapping[str, Any], problems: list[Problem]) -> HfModel | None:
     """Return the Hugging Face model that a run is given, None if there is none or it cannot be read."""
     given = values.get(HF_KEY)
-    if given is None or not isinstance(given, str) or given == MISSING:
+    # YAML reads a folder called 7 as a number; what no text can be made of is told as a wrong type.
+    if not isinstance(given, str | int | float) or given == MISSING:
         return None
     try:
-        return read_model(given)
+        return read_model(str(given))
     except UserError as error:
         problems += error.problems
         return None

@@ -99,7 +99,9 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
         elif key in options:
             _add_part(result, key, value, list(options[key]))
         else:
-            result.values[key] = value
+            # A text such as 1_0 or true is meant as it is written, and not as the number that it could be.
+            written = is_text(key) and isinstance(value, int | float)
+            result.values[key] = text.strip() if written else value
     return result
 
 

@@ -256,3 +256,16 @@ def test_every_kind_of_model_is_read_from_a_published_file() -> None:
     kinds |= {published(name)["model_type"] for name in RECIPES}
     assert kinds == set(FAMILIES)
     assert read_model(str(FOLDER / "kimi_k2")).architecture.fixed["moe.num_experts"] == 384
+
+
+@pytest.mark.parametrize("name", ["5", "1_0", "2.50", "true"])
+def test_a_folder_whose_name_could_be_a_number_is_read_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"model.from_hf={name}"]
+    with pytest.raises(UserError, match=f"model.from_hf={name}: there is no folder {tmp_path}/{name}"):
+        compose("qwen3_4b", words)
+    (tmp_path / name).mkdir()
+    write(tmp_path / name, published("qwen3_4b"))
+    assert compose("qwen3_4b", words).config.model.from_hf == str(tmp_path / name)
