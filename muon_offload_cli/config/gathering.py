@@ -11,7 +11,7 @@ from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.locations import default_offload_directory
 from muon_offload_cli.config.probing import ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
-from muon_offload_cli.config.rules.directory import KEY, uses_directory
+from muon_offload_cli.config.rules.directory import ELSEWHERE, FOLDERS, KEY, uses_directory
 from muon_offload_cli.config.rules.facts import (
     DirectoryFacts,
     FileFacts,
@@ -19,7 +19,9 @@ from muon_offload_cli.config.rules.facts import (
     PlannedFacts,
     PretrainedFacts,
 )
+from muon_offload_cli.config.rules.settings import value_of
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.vocabulary import BYTE_SOURCES
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.machine import memory
 
@@ -61,6 +63,7 @@ def gather_facts(
             directories.append(look_at_directory(path, write=write))
         except UserError as error:
             problems += error.problems
+    folders = _folders(config, problems)
     host = memory.inspect()
     scripts = [] if config.megatron.entrypoint is None else [config.megatron.entrypoint]
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
@@ -71,6 +74,7 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directories=tuple(directories),
+        folders=folders,
         files={path: _look_at_file(path) for path in [*data_files(config), *scripts]},
         data_problems=data_problems,
         pretrained=look_at_pretrained(Path(config.model.from_hf)) if config.model.from_hf else None,
@@ -99,12 +103,35 @@ def _directories(config: Config, problems: list[Problem]) -> list[Path]:
         return []
 
 
-def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
+def _folders(config: Config, problems: list[Problem]) -> dict[str, DirectoryFacts]:
+    """Look at the other folders that the run names and writes into, by key."""
+    found: dict[str, DirectoryFacts] = {}
+    for key in FOLDERS:
+        given = value_of(config, key)
+        unread = key == "data.cache_directory" and config.data.source not in BYTE_SOURCES
+        if not given or unread:  # A rule refuses empty ones.
+            continue
+        try:
+            found[key] = look_at_directory(Path.cwd() / _from_home(given), write=False, key=key)
+        except UserError as error:
+            problems += error.problems
+    return found
+
+
+def _from_home(given: str) -> Path:
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:  # the home of an unknown user
+        return Path(given)
+
+
+def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFacts:
     """Return the facts of an absolute directory, which need not exist; nothing is left behind in it.
 
     Args:
         path: The directory.
         write: Try writing and reading 16 MiB, in its nearest existing parent if it does not exist.
+        key: The key that names it, for the message.
 
     Raises:
         UserError: It cannot be looked at.
@@ -140,9 +167,9 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
         raise UserError(
             problems=[
                 Problem(
-                    what=f"{KEY}={str(path)[:200]} cannot be looked at: {reason}.",
-                    fix=f"{KEY}=/absolute/folder/on/a/local/drive",
-                    keys=(KEY,),
+                    what=f"{key}={str(path)[:200]} cannot be looked at: {reason}.",
+                    fix=ELSEWHERE if key == KEY else FOLDERS[key],
+                    keys=(key,),
                     exit_code=3,
                 )
             ]
