@@ -93,9 +93,9 @@ def gather_facts(
 
 def _directories(config: Config, problems: list[Problem]) -> list[Path]:
     if config.offload.directory is not None:
-        paths = [Path(directory) for directory in config.offload.directory]
+        paths = [Path(os.path.normpath(directory)) for directory in config.offload.directory]
         # The rules refuse the others.
-        return [path for path in paths if path.is_absolute()]
+        return list(dict.fromkeys(path for path in paths if path.is_absolute()))
     try:
         return [default_offload_directory()]
     except UserError as error:

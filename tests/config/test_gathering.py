@@ -146,3 +146,8 @@ def test_every_folder_that_a_run_names_to_write_into_is_looked_at(
     (problem,) = gather_facts(config, probe=False).problems
     assert problem.what.startswith("run.directory=/a")
     assert problem.fix == "run.directory=/a/folder/that/you/may/write"
+
+
+def test_a_directory_named_twice_is_looked_at_once(tmp_path: Path) -> None:
+    config = compose("tiny", [f"offload.directory=[{tmp_path}/a,{tmp_path}//a]"]).config
+    assert [each.path for each in gather_facts(config, probe=False).directories] == [tmp_path / "a"]

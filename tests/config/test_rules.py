@@ -401,8 +401,7 @@ CASES = [
         "checkpoint.directory=/c parallel.ep=1 parallel.etp=1",
         "checkpoint.directory=/c parallel.ep=1 parallel.etp=2",
     ),
-    Case("checkpoint-nowhere", "checkpoint.interval=2", "checkpoint.interval=2 checkpoint.directory=/c"),
-    Case("checkpoint-nowhere", "checkpoint.keep=2", "checkpoint.keep=2 checkpoint.directory=/c"),
+    Case("unused-checkpoint-keys", "checkpoint.keep=2", "checkpoint.keep=2 checkpoint.directory=/c"),
     Case("checkpoint-nowhere", "resume=auto", "resume=auto checkpoint.directory=/c"),
     Case("checkpoint-nowhere", "resume=4", "resume=/c"),
     Case("weights-only", "resume.weights_only=true", "resume.weights_only=true resume=/c"),
@@ -1021,3 +1020,9 @@ def test_weights_alone_are_not_judged_by_the_room_that_a_whole_checkpoint_takes(
     composition = composed("checkpoint.optimizer=false")
     facts = in_folders(free_bytes=9)
     assert rule_named("checkpoint-space")(composition.config, composition.written, facts) == []
+
+
+def test_an_interval_of_checkpoints_that_go_nowhere_is_told_once() -> None:
+    composition = composed("checkpoint.interval=1")
+    (problem,) = refuses(check(composition.config, composition.written, NOTHING_KNOWN))
+    assert problem.rule == "unused-checkpoint-keys"

@@ -49,19 +49,11 @@ def experts_saved_twice(config: Config, written: Set[str], facts: MachineFacts) 
         )
 
 
-@rule(name="checkpoint-nowhere", reason="Without a directory nothing is saved, whatever else is set.")
+@rule(name="checkpoint-nowhere", reason="Without a directory there is nothing to go on from.")
 def nowhere(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse settings of checkpoints without a place for them."""
+    """Refuse to go on from checkpoints that have no place."""
     if config.checkpoint.directory is not None:
         return
-    for key in ("checkpoint.interval", "checkpoint.keep"):
-        value = getattr(config.checkpoint, key.partition(".")[2])
-        if key in written and value:
-            yield Problem(
-                what=f"{key}={value} without checkpoint.directory: nothing would be saved.",
-                fix="checkpoint.directory=/a/folder/that/all/nodes/reach",
-                keys=(key, "checkpoint.directory"),
-            )
     source = config.resume.source or ""
     if source == "auto" or source.isdecimal():
         yield Problem(
