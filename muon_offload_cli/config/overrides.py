@@ -14,6 +14,7 @@ from typing import Any
 from muon_offload_cli.config.keys import (
     FREE_PREFIX,
     ONE_OR_SEVERAL,
+    example_of,
     is_known,
     is_text,
     leaf_types,
@@ -76,7 +77,7 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
     parser = OverridesParser.create()
     result = Overrides()
     for word in map(spelled_out, words):
-        problem = _refused_form(word)
+        problem = _refused_form(word, options)
         if problem is not None:
             result.problems.append(problem)
             continue
@@ -164,18 +165,26 @@ def _add_part(result: Overrides, group: str, value: Any, known: Sequence[str]) -
         result.parts[group] = str(value)
 
 
-def _refused_form(word: str) -> Problem | None:
+def _refused_form(word: str, options: Mapping[str, Iterable[str]]) -> Problem | None:
     key = word.partition("=")[0]
     bare = key.lstrip("+~")
     if len(word) > MAX_WORD:
         what = f"an override of {len(word)} characters, starting {_short(word)}, is too long."
         return Problem(what=what, fix="put long values into a recipe file", keys=())
-    if key.startswith("+"):
-        what = f"{_short(word)}: keys cannot be added; every key that exists is known already."
-        return Problem(what=what, fix=shlex.quote(word.lstrip("+")), keys=(bare,))
-    if key.startswith("~"):
-        what = f"{_short(word)}: keys cannot be deleted."
-        return Problem(what=what, fix=f"set it instead, as in {_short(bare)}=null", keys=(bare,))
+    if key.startswith(("+", "~")):
+        added = key.startswith("+")
+        refused = "be added; every key that exists is known already" if added else "be deleted"
+        unknown = check_key(_normalised(bare), options)
+        told = "" if unknown is None else f" And {unknown.what}"
+        return Problem(
+            what=f"{_short(word)}: keys cannot {refused}.{told}",
+            fix=unknown.fix
+            if unknown
+            else shlex.quote(word.lstrip("+"))
+            if added
+            else _instead(bare, options),
+            keys=(bare,),
+        )
     if bare == "hydra" or bare.startswith(("hydra.", "hydra/")):
         what = f"{_short(word)}: Hydra's own settings have no effect here."
         return Problem(
@@ -190,6 +199,13 @@ def _refused_form(word: str) -> Problem | None:
     if not bare:
         return Problem(what=f"{_short(word)}: there is no key before the '='.", fix="write key=value")
     return None
+
+
+def _instead(key: str, options: Mapping[str, Iterable[str]]) -> str:
+    """Return the word that sets what was to be deleted."""
+    if key in options:
+        return f"{key}={next(iter(options[key]))}"
+    return f"{key}={'null' if key.startswith(FREE_PREFIX) else example_of(key)}"
 
 
 def _malformed(key: str, text: str, message: str) -> Problem:
@@ -208,6 +224,7 @@ def _quoted(key: str, text: str) -> str:
     items = [
         item.strip().replace("\\", "\\\\").replace('"', '\\"')
         for item in (inside.split(",") if listed else [inside])
+        if item.strip() or not listed
     ]
     joined = ",".join(f'"{item}"' for item in items)
     return shlex.quote(f"{key}=[{joined}]" if listed else f"{key}={joined}")
