@@ -149,4 +149,5 @@ def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
         largest_parameter=None
         if largest is None
         else ParameterFacts(name=largest.name, shape=largest.shape, state_bytes=largest.state_bytes),
+        checkpoint_bytes=plan.checkpoint_bytes,
     )

@@ -118,8 +118,12 @@ def _room_on_drives(facts: MachineFacts) -> int | None:
 
 
 def _resumes_wrongly(problems: Sequence[Problem]) -> bool:
-    """Tell whether a rule refuses the words that say what to go on from: there is then nothing to look at."""
-    return any(key.startswith("resume.") for each in refuses(problems) for key in each.keys)
+    """Tell whether a rule refuses what to go on from, or where to save: there is then nothing to look at."""
+    return any(
+        key.startswith("resume.") or (key == "checkpoint.directory" and each.rule.startswith("directory-"))
+        for each in refuses(problems)
+        for key in each.keys
+    )
 
 
 def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepared:

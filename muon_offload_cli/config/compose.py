@@ -22,6 +22,7 @@ from muon_offload_cli.config.keys import (
     ONE_OR_SEVERAL,
     describe_type,
     enum_members,
+    example_of,
     is_known,
     leaf_types,
     nearest,
@@ -31,6 +32,7 @@ from muon_offload_cli.config.overrides import (
     Overrides,
     check_key,
     example_recipe,
+    is_list,
     normal_flag,
     sort_overrides,
     unknown_option,
@@ -115,10 +117,11 @@ def compose(
 def _pretrained(values: Mapping[str, Any], problems: list[Problem]) -> HfModel | None:
     """Return the Hugging Face model that a run is given, None if there is none or it cannot be read."""
     given = values.get(HF_KEY)
-    if given is None or not isinstance(given, str) or given == MISSING:
+    # YAML reads a folder called 7 as a number; what no text can be made of is told as a wrong type.
+    if not isinstance(given, str | int | float) or given == MISSING:
         return None
     try:
-        return read_model(given)
+        return read_model(str(given))
     except UserError as error:
         problems += error.problems
         return None
@@ -312,7 +315,7 @@ def _typed(
         complete = False
         if key not in told and not (unread and key.startswith("model.") and key != HF_KEY):
             what = f"{key} has no value: neither the recipe {path.stem} nor an override sets it."
-            problems.append(Problem(what=what, fix=f"{key}={_example(key)}", keys=(key,)))
+            problems.append(Problem(what=what, fix=f"{key}={example_of(key)}", keys=(key,)))
     if not complete:
         return None
     config = OmegaConf.to_object(merged)
@@ -364,14 +367,8 @@ def _wrong_type(key: str, value: Any, where: str) -> Problem:
     shown = shown if len(shown) <= 120 else shown[:120] + "..."
     members = enum_members(key)
     near = nearest(str(value), members, count=1)
-    fix = f"{key}={near[0] if near else members[0]}" if members else f"give {key} {describe_type(key)}"
-    return Problem(what=f"{key}={shown}{where}: it takes {describe_type(key)}.", fix=fix, keys=(key,))
-
-
-def _example(key: str) -> str:
-    return {
-        "train.steps": "30",
-        "train.sequence_length": "2048",
-        "train.global_batch": "8",
-        HF_KEY: "/path/of/the/model",
-    }.get(key, "...")
+    takes = f"it takes {describe_type(key)}"
+    if is_list(key) and isinstance(value, list):
+        takes = "the items of its list are texts, which null, lists and mappings are not"
+    fix = f"{key}={near[0] if near else example_of(key)}"
+    return Problem(what=f"{key}={shown}{where}: {takes}.", fix=fix, keys=(key,))

@@ -15,7 +15,7 @@ from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.locations import default_offload_directory
 from muon_offload_cli.config.probing import ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
-from muon_offload_cli.config.rules.directory import KEY, uses_directory
+from muon_offload_cli.config.rules.directory import ELSEWHERE, FOLDERS, KEY, uses_directory
 from muon_offload_cli.config.rules.facts import (
     DirectoryFacts,
     FileFacts,
@@ -23,7 +23,9 @@ from muon_offload_cli.config.rules.facts import (
     PlannedFacts,
     PretrainedFacts,
 )
+from muon_offload_cli.config.rules.settings import value_of
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.vocabulary import BYTE_SOURCES
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.machine import memory
 from muon_offload_cli.units import MIB
@@ -69,6 +71,7 @@ def gather_facts(
             directories.append(look_at_directory(path, write=write))
         except UserError as error:
             problems += error.problems
+    folders = _folders(config, problems)
     host = memory.inspect()
     scripts = [] if config.megatron.entrypoint is None else [config.megatron.entrypoint]
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
@@ -79,6 +82,7 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directories=tuple(directories),
+        folders=folders,
         files={
             **{path: _look_at_file(path) for path in data_files(config)},
             **{path: _look_at_script(path) for path in scripts},
@@ -100,9 +104,9 @@ def gather_facts(
 
 def _directories(config: Config, problems: list[Problem]) -> list[Path]:
     if config.offload.directory is not None:
-        paths = [Path(directory) for directory in config.offload.directory]
+        paths = [Path(os.path.normpath(directory)) for directory in config.offload.directory]
         # The rules refuse the others.
-        return [path for path in paths if path.is_absolute()]
+        return list(dict.fromkeys(path for path in paths if path.is_absolute()))
     try:
         return [default_offload_directory()]
     except UserError as error:
@@ -110,12 +114,35 @@ def _directories(config: Config, problems: list[Problem]) -> list[Path]:
         return []
 
 
-def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
+def _folders(config: Config, problems: list[Problem]) -> dict[str, DirectoryFacts]:
+    """Look at the other folders that the run names and writes into, by key."""
+    found: dict[str, DirectoryFacts] = {}
+    for key in FOLDERS:
+        given = value_of(config, key)
+        unread = key == "data.cache_directory" and config.data.source not in BYTE_SOURCES
+        if not given or unread:  # A rule refuses empty ones.
+            continue
+        try:
+            found[key] = look_at_directory(Path.cwd() / _from_home(given), write=False, key=key)
+        except UserError as error:
+            problems += error.problems
+    return found
+
+
+def _from_home(given: str) -> Path:
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:  # the home of an unknown user
+        return Path(given)
+
+
+def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFacts:
     """Return the facts of an absolute directory, which need not exist; nothing is left behind in it.
 
     Args:
         path: The directory.
         write: Try writing and reading 16 MiB, in its nearest existing parent if it does not exist.
+        key: The key that names it, for the message.
 
     Raises:
         UserError: It cannot be looked at.
@@ -151,9 +178,9 @@ def look_at_directory(path: Path, *, write: bool) -> DirectoryFacts:
         raise UserError(
             problems=[
                 Problem(
-                    what=f"{KEY}={str(path)[:200]} cannot be looked at: {reason}.",
-                    fix=f"{KEY}=/absolute/folder/on/a/local/drive",
-                    keys=(KEY,),
+                    what=f"{key}={str(path)[:200]} cannot be looked at: {reason}.",
+                    fix=ELSEWHERE if key == KEY else FOLDERS[key],
+                    keys=(key,),
                     exit_code=3,
                 )
             ]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from muon_offload_cli.config.keys import example_of
 from muon_offload_cli.errors import Problem, wrong
 
 KEY = "model.from_hf"
@@ -20,14 +21,19 @@ def hf_folder(given: str) -> Path:
     Raises:
         UserError: There is no such folder, or no ``config.json`` in it.
     """
+    if not given:
+        raise wrong(f"{KEY}= is empty.", f"{KEY}={example_of(KEY)}", KEY)
     try:
         folder = Path(given).expanduser().absolute()
-        is_folder, has_config = folder.is_dir(), (folder / CONFIG).is_file()
+        is_folder, is_file, has_config = folder.is_dir(), folder.is_file(), (folder / CONFIG).is_file()
     except (OSError, ValueError, RuntimeError):  # a NUL byte, the home of an unknown user
-        folder, is_folder, has_config = Path(given[:120]), False, False
-    if given and is_folder and has_config:
+        folder, is_folder, is_file, has_config = Path(given[:120]), False, False, False
+    if is_folder and has_config:
         return folder
-    lacks = f"there is no {CONFIG} in {folder}" if given and is_folder else f"there is no folder {folder}"
+    if is_file:
+        fix = f"{KEY}={folder.parent}" if folder.name == CONFIG else f"{KEY}={example_of(KEY)}"
+        raise wrong(f"{KEY}={given[:120]}: {folder} is a file, not the folder of a model.", fix, KEY)
+    lacks = f"there is no {CONFIG} in {folder}" if is_folder else f"there is no folder {folder}"
     raise wrong(
         f"{KEY}={given[:120]}: {lacks}.",
         f"download the model, then give its folder: hf download OWNER/NAME --local-dir /path; {KEY}=/path",
@@ -70,12 +76,13 @@ class HfFile:
 
     def whole(self, name: str, *, default: int | None = None, optional: bool = False) -> int | None:
         """Return a whole number; ``1000000.0`` is one."""
-        value = self._present(name, "a whole number", default, optional)
+        words = "a number without a fraction"
+        value = self._present(name, words, default, optional)
         if isinstance(value, float) and value.is_integer():
             return int(value)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        self._not(value, name, "a whole number")
+        self._not(value, name, words)
         return None
 
     def number(self, name: str, *, default: float | None = None) -> float | None:
@@ -109,7 +116,7 @@ class HfFile:
 
     def problem(self, what: str) -> None:
         """Add a problem that no other value of a key mends."""
-        self._mend(what, "take another model")
+        self._mend(what.removesuffix(".") + ".", "take another model")
 
     def _present(self, name: str, words: str, default: Any, optional: bool = False) -> Any:
         value = self._values.get(name)
@@ -123,7 +130,7 @@ class HfFile:
     def _not(self, value: object, name: str, words: str) -> None:
         """Tell a value that is there and of another type."""
         if value is not None:
-            what = f"{self.name_of(name)}={str(value)[:80]!r} in {self.path} is not {words}."
+            what = f"{self.name_of(name)}={json.dumps(value)[:80]} in {self.path} is not {words}."
             self._mend(what, "download the file again, or correct the key")
 
     def _mend(self, what: str, fix: str) -> None:

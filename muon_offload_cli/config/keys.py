@@ -111,3 +111,24 @@ def is_text(key: str) -> bool:
     """Tell whether `key` holds a text (or a list of them), so that any characters may be meant."""
     hint = leaf_types().get(key)
     return hint in (str, list[str], str | None, list[str] | None)
+
+
+def takes_null(key: str) -> bool:
+    """Tell whether `key` may hold nothing."""
+    return type(None) in typing.get_args(leaf_types().get(key))
+
+
+def example_of(key: str) -> str:
+    """Return a value that `key` takes, as the command line writes it; ``...`` where no text fits them all."""
+    chosen = {
+        "train.steps": "30",
+        "train.sequence_length": "2048",
+        "train.global_batch": "8",
+        "model.from_hf": "/path/of/the/model",
+    }
+    if key in chosen or takes_null(key):
+        return chosen.get(key, "null")
+    hint = leaf_types().get(key, Any)
+    if typing.get_origin(hint) is list:
+        return "[a,b]"
+    return next(iter(enum_members(key)), {int: "1", float: "1.0", bool: "true"}.get(hint, "..."))

@@ -14,6 +14,7 @@ from typing import Any
 from muon_offload_cli.config.keys import (
     FREE_PREFIX,
     ONE_OR_SEVERAL,
+    example_of,
     is_known,
     is_text,
     leaf_types,
@@ -86,7 +87,7 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
     parser = OverridesParser.create()
     result = Overrides()
     for word in map(spelled_out, words):
-        problem = _refused_form(word)
+        problem = _refused_form(word, options)
         if problem is not None:
             result.problems.append(problem)
             continue
@@ -109,7 +110,9 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
         elif key in options:
             _add_part(result, key, value, list(options[key]))
         else:
-            result.values[key] = value
+            # A text such as 1_0 or true is meant as it is written, and not as the number that it could be.
+            written = is_text(key) and isinstance(value, int | float)
+            result.values[key] = text.strip() if written else value
     return result
 
 
@@ -172,18 +175,26 @@ def _add_part(result: Overrides, group: str, value: Any, known: Sequence[str]) -
         result.parts[group] = str(value)
 
 
-def _refused_form(word: str) -> Problem | None:
+def _refused_form(word: str, options: Mapping[str, Iterable[str]]) -> Problem | None:
     key = word.partition("=")[0]
     bare = key.lstrip("+~")
     if len(word) > MAX_WORD:
         what = f"an override of {len(word)} characters, starting {_short(word)}, is too long."
         return Problem(what=what, fix="put long values into a recipe file", keys=())
-    if key.startswith("+"):
-        what = f"{_short(word)}: keys cannot be added; every key that exists is known already."
-        return Problem(what=what, fix=shlex.quote(word.lstrip("+")), keys=(bare,))
-    if key.startswith("~"):
-        what = f"{_short(word)}: keys cannot be deleted."
-        return Problem(what=what, fix=f"set it instead, as in {_short(bare)}=null", keys=(bare,))
+    if key.startswith(("+", "~")):
+        added = key.startswith("+")
+        refused = "be added; every key that exists is known already" if added else "be deleted"
+        unknown = check_key(_normalised(bare), options)
+        told = "" if unknown is None else f" And {unknown.what}"
+        return Problem(
+            what=f"{_short(word)}: keys cannot {refused}.{told}",
+            fix=unknown.fix
+            if unknown
+            else shlex.quote(word.lstrip("+"))
+            if added
+            else _instead(bare, options),
+            keys=(bare,),
+        )
     if bare == "hydra" or bare.startswith(("hydra.", "hydra/")):
         what = f"{_short(word)}: Hydra's own settings have no effect here."
         return Problem(
@@ -198,6 +209,13 @@ def _refused_form(word: str) -> Problem | None:
     if not bare:
         return Problem(what=f"{_short(word)}: there is no key before the '='.", fix="write key=value")
     return None
+
+
+def _instead(key: str, options: Mapping[str, Iterable[str]]) -> str:
+    """Return the word that sets what was to be deleted."""
+    if key in options:
+        return f"{key}={next(iter(options[key]))}"
+    return f"{key}={'null' if key.startswith(FREE_PREFIX) else example_of(key)}"
 
 
 def _malformed(key: str, text: str, message: str) -> Problem:
@@ -216,6 +234,7 @@ def _quoted(key: str, text: str) -> str:
     items = [
         item.strip().replace("\\", "\\\\").replace('"', '\\"')
         for item in (inside.split(",") if listed else [inside])
+        if item.strip() or not listed
     ]
     joined = ",".join(f'"{item}"' for item in items)
     return shlex.quote(f"{key}=[{joined}]" if listed else f"{key}={joined}")

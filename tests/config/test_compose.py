@@ -217,6 +217,40 @@ def test_the_fix_of_a_value_that_needs_quotes_can_be_pasted() -> None:
     assert compose("tiny", shlex.split(problem.fix)).config.offload.directory == [value]
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "~train.steps",
+        "~data",
+        "~checkpoint.keep",
+        "~megatron.args.a",
+        "++train.steps=3",
+        "train.steps=null",
+        "checkpoint.keep=many",
+        "optimizer.lr=fast",
+        "model.swiglu=perhaps",
+        "offload.directory=[/a,]",
+        "megatron.script_args=[null,{a: 1}]",
+    ],
+)
+def test_the_fix_of_a_refused_word_can_be_pasted(word: str) -> None:
+    (problem,) = problems_of("tiny", word)
+    assert compose("tiny", shlex.split(problem.fix))
+
+
+def test_what_cannot_be_added_is_answered_with_the_nearest_key_if_there_is_no_such() -> None:
+    (problem,) = problems_of("tiny", "+train.stepps=3")
+    assert problem.fix == "train.steps=..."
+    (problem,) = problems_of("tiny", "+foo.bar=3")
+    assert "there is no key 'foo.bar'" in problem.what
+    assert problem.fix.startswith("keys start with")
+
+
+def test_items_that_are_no_texts_are_told_and_not_the_list() -> None:
+    (problem,) = problems_of("tiny", "megatron.script_args=[null,{a: 1}]")
+    assert "the items of its list are texts" in problem.what
+
+
 def test_a_directory_is_one_text_or_a_list_and_a_sweep_is_told_to_be_one() -> None:
     assert compose("tiny", ["offload.directory=/a"]).config.offload.directory == ["/a"]
     assert compose("tiny", ["offload.directory=[/a,/b]"]).config.offload.directory == ["/a", "/b"]

@@ -152,3 +152,26 @@ def test_what_is_installed_for_it_is_found_without_importing_it(
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     found = look_at_pretrained(tmp_path)
     assert (found.bridge, found.transformers) == (True, True)
+
+
+def test_every_folder_that_a_run_names_to_write_into_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    words = ["run.directory=/proc/x", "checkpoint.directory=new", "data.cache_directory=file"]
+    config = compose("tiny", ["offload=none", *words]).config
+    folders = gather_facts(config, probe=False).folders
+    assert (folders["run.directory"].kind, folders["data.cache_directory"].is_folder) == ("proc", False)
+    saved = folders["checkpoint.directory"]
+    assert (saved.path, saved.nearest, saved.writable) == (tmp_path / "new", tmp_path.resolve(), True)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    config.run.directory = "/a\0b"
+    (problem,) = gather_facts(config, probe=False).problems
+    assert problem.what.startswith("run.directory=/a")
+    assert problem.fix == "run.directory=/a/folder/that/you/may/write"
+
+
+def test_a_directory_named_twice_is_looked_at_once(tmp_path: Path) -> None:
+    config = compose("tiny", [f"offload.directory=[{tmp_path}/a,{tmp_path}//a]"]).config
+    assert [each.path for each in gather_facts(config, probe=False).directories] == [tmp_path / "a"]

@@ -26,6 +26,7 @@ from muon_offload_cli.config.rules import (
     check,
     refuses,
 )
+from muon_offload_cli.config.rules.directory import FOLDERS
 from muon_offload_cli.config.rules.flags import OURS
 from muon_offload_cli.config.schema import MegatronConfig
 from muon_offload_cli.errors import Level, Problem
@@ -120,6 +121,13 @@ def on_disks(*each: dict[str, object]) -> MachineFacts:
 
 def on_disk(**changes: object) -> MachineFacts:
     return on_disks(changes)
+
+
+def in_folders(*keys: str, **changes: Any) -> MachineFacts:
+    known = DirectoryFacts(path=Path("/f/x"), nearest=Path("/f"), **changes)
+    return MachineFacts(
+        folders=dict.fromkeys(keys or FOLDERS, known), planned=PlannedFacts(checkpoint_bytes=1000)
+    )
 
 
 TWO = "offload.directory=[/d/s,/d1/s]"
@@ -393,8 +401,7 @@ CASES = [
         "checkpoint.directory=/c parallel.ep=1 parallel.etp=1",
         "checkpoint.directory=/c parallel.ep=1 parallel.etp=2",
     ),
-    Case("checkpoint-nowhere", "checkpoint.interval=2", "checkpoint.interval=2 checkpoint.directory=/c"),
-    Case("checkpoint-nowhere", "checkpoint.keep=2", "checkpoint.keep=2 checkpoint.directory=/c"),
+    Case("unused-checkpoint-keys", "checkpoint.keep=2", "checkpoint.keep=2 checkpoint.directory=/c"),
     Case("checkpoint-nowhere", "resume=auto", "resume=auto checkpoint.directory=/c"),
     Case("checkpoint-nowhere", "resume=4", "resume=/c"),
     Case("weights-only", "resume.weights_only=true", "resume.weights_only=true resume=/c"),
@@ -820,6 +827,10 @@ CASES = [
     Case("directory-pseudo", "", "", on_disk(kind="proc"), on_disk()),
     Case("directory-writable", "", "", on_disk(writable=False), on_disk(exists=False)),
     Case("directory-writable", "", "", on_disk(writable=False, exists=True), on_disk(exists=True)),
+    Case("directory-folder", "", "", in_folders(is_folder=False), in_folders()),
+    Case("directory-pseudo", "", "", in_folders(kind="proc"), in_folders()),
+    Case("directory-writable", "", "", in_folders(writable=False), in_folders(is_folder=False)),
+    Case("checkpoint-space", "", "", in_folders(free_bytes=999), in_folders(free_bytes=1000)),
     Case("directory-keeps", "", "", on_disk(write_error="came back changed"), on_disk(write_error="")),
     Case("directory-space", "", "", on_disk(free_bytes=999), on_disk(free_bytes=1000)),
     Case("directory-space", TWO, TWO, on_disks({"free_bytes": 1000}, {"free_bytes": 999}), on_disk()),
@@ -915,7 +926,13 @@ def test_pasting_the_fix_makes_the_rule_pass(case: Case) -> None:
             continue
         # Facts follow the directory and the plan: another one is judged on a machine that has it.
         follows = problem.fix.startswith(
-            ("offload.directory=", "offload.engine=", "offload.host_memory_gb=", "offload.staging_mb=")
+            (
+                "offload.directory=",
+                "offload.engine=",
+                "offload.host_memory_gb=",
+                "offload.staging_mb=",
+                *(f"{key}=" for key in FOLDERS),
+            )
         )
         facts = case.good_facts if follows else case.bad_facts
         fixed = " ".join([case.bad, *map(shlex.quote, pasted)])
@@ -988,3 +1005,33 @@ def test_a_disk_that_is_too_small_is_told_with_path_needed_and_free_and_does_not
     for words in ("/m/s", "256.00 MiB", "64.00 MiB"):
         assert words in problem.what
     assert "192.00 MiB" in problem.fix
+
+
+def test_of_several_directories_the_fit_ones_are_the_fix() -> None:
+    composition = composed(TWO)
+    for name, unfit in {
+        "directory-memory": {"is_memory": True},
+        "directory-pseudo": {"kind": "proc"},
+    }.items():
+        facts = on_disks({}, unfit, unfit)
+        found = rule_named(name)(composition.config, composition.written, facts)
+        assert [problem.fix for problem in found] == ["offload.directory=/d/s"] * 2
+
+
+def test_every_folder_that_a_run_writes_into_is_judged_by_its_own_key() -> None:
+    composition = composed("")
+    found = rule_named("directory-pseudo")(composition.config, composition.written, in_folders(kind="proc"))
+    assert [problem.keys for problem in found] == [(key,) for key in FOLDERS]
+    assert {problem.exit_code for problem in found} == {3}
+
+
+def test_weights_alone_are_not_judged_by_the_room_that_a_whole_checkpoint_takes() -> None:
+    composition = composed("checkpoint.optimizer=false")
+    facts = in_folders(free_bytes=9)
+    assert rule_named("checkpoint-space")(composition.config, composition.written, facts) == []
+
+
+def test_an_interval_of_checkpoints_that_go_nowhere_is_told_once() -> None:
+    composition = composed("checkpoint.interval=1")
+    (problem,) = refuses(check(composition.config, composition.written, NOTHING_KNOWN))
+    assert problem.rule == "unused-checkpoint-keys"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
+from muon_offload_cli.config.rules.directory import FOLDERS, PSEUDO_KINDS
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import has_flag
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
+from muon_offload_cli.units import format_bytes
 
 UNSERVED: dict[str, str] = {
     "async_save": "a checkpoint is sealed when its save returns, and the next step moves the state",
@@ -47,19 +49,11 @@ def experts_saved_twice(config: Config, written: Set[str], facts: MachineFacts) 
         )
 
 
-@rule(name="checkpoint-nowhere", reason="Without a directory nothing is saved, whatever else is set.")
+@rule(name="checkpoint-nowhere", reason="Without a directory there is nothing to go on from.")
 def nowhere(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse settings of checkpoints without a place for them."""
+    """Refuse to go on from checkpoints that have no place."""
     if config.checkpoint.directory is not None:
         return
-    for key in ("checkpoint.interval", "checkpoint.keep"):
-        value = getattr(config.checkpoint, key.partition(".")[2])
-        if key in written and value:
-            yield Problem(
-                what=f"{key}={value} without checkpoint.directory: nothing would be saved.",
-                fix="checkpoint.directory=/a/folder/that/all/nodes/reach",
-                keys=(key, "checkpoint.directory"),
-            )
     source = config.resume.source or ""
     if source == "auto" or source.isdecimal():
         yield Problem(
@@ -97,3 +91,24 @@ def unserved_flags(config: Config, written: Set[str], facts: MachineFacts) -> It
                 fix=f"megatron.args.{flag}=false",
                 keys=(f"megatron.args.{flag}", "checkpoint.directory"),
             )
+
+
+@rule(
+    name="checkpoint-space",
+    reason="A drive that has no room for one checkpoint is told before step 1, not at the first save.",
+    machine=True,
+)
+def space(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a filesystem with less room than one checkpoint with optimizer state takes."""
+    key = "checkpoint.directory"
+    known, needed = facts.folders.get(key), facts.planned.checkpoint_bytes
+    if known is None or needed is None or known.free_bytes is None or not config.checkpoint.optimizer:
+        return
+    if known.kind not in PSEUDO_KINDS and known.free_bytes < needed:
+        yield Problem(
+            what=f"one checkpoint takes {format_bytes(needed)}, and {key}={known.path} is on "
+            f"{known.mount_point} ({known.kind}), which has {format_bytes(known.free_bytes)} free.",
+            fix=FOLDERS[key],
+            keys=(key,),
+            exit_code=3,
+        )

@@ -1,8 +1,8 @@
-"""The folder that the state goes to."""
+"""The folder that the state goes to, and the others that a run writes into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 
 from muon_offload_cli.config.rules.facts import DirectoryFacts, MachineFacts
@@ -12,9 +12,15 @@ from muon_offload_cli.errors import Level, Problem
 
 KEY = "offload.directory"
 ELSEWHERE = f"{KEY}=/absolute/folder/on/a/local/drive"
+FOLDERS = {
+    "checkpoint.directory": "checkpoint.directory=/a/folder/that/all/nodes/reach",
+    "run.directory": "run.directory=/a/folder/that/you/may/write",
+    "data.cache_directory": "data.cache_directory=/a/folder/that/you/may/write",
+}
+"""The other folders that a run may name to write into, each with another in its place."""
 DISK_ENGINES = (Engine.disk, Engine.mapped)
 # Views of the kernel, whose "free space" means nothing even where root may write.
-_PSEUDO_KINDS = frozenset(
+PSEUDO_KINDS = frozenset(
     {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "configfs", "mqueue"}
 )
 
@@ -32,6 +38,26 @@ def as_word(directories: Sequence[str]) -> str:
 def known_of(config: Config, facts: MachineFacts) -> tuple[DirectoryFacts, ...]:
     """Return the facts of each directory that the engine uses."""
     return facts.directories if uses_directory(config) else ()
+
+
+def _those(
+    config: Config, facts: MachineFacts, unfit: Callable[[DirectoryFacts], bool], *, others: bool = False
+) -> Iterator[tuple[str, DirectoryFacts, str]]:
+    """Yield key, facts and fix of each folder that is unfit; of several for the state, the fit ones stay.
+
+    Args:
+        config: The run.
+        facts: What is known of its folders.
+        unfit: Tells what is wrong with one.
+        others: Judge those that do not hold the state too.
+    """
+    known = known_of(config, facts)
+    fit = [str(each.path) for each in known if not unfit(each)]
+    for each in filter(unfit, known):
+        yield KEY, each, f"{KEY}={as_word(fit)}" if fit else ELSEWHERE
+    for key, each in facts.folders.items() if others else ():
+        if unfit(each):
+            yield key, each, FOLDERS[key]
 
 
 @rule(name="directory-absolute", reason="Ranks may start in other folders than the launcher.")
@@ -75,13 +101,12 @@ def on_root(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
             )
 
 
-@rule(name="directory-folder", reason="State goes into a folder.", machine=True)
+@rule(name="directory-folder", reason="What a run writes goes into a folder.", machine=True)
 def is_folder(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a path that is, or goes through, a file."""
-    for known in known_of(config, facts):
-        if not known.is_folder:
-            what = f"{KEY}={known.path}: {known.nearest} is a file, not a folder."
-            yield Problem(what=what, fix=ELSEWHERE, keys=(KEY,), exit_code=3)
+    for key, known, fix in _those(config, facts, lambda each: not each.is_folder, others=True):
+        what = f"{key}={known.path}: {known.nearest} is a file, not a folder."
+        yield Problem(what=what, fix=fix, keys=(key,), exit_code=3)
 
 
 @rule(
@@ -91,19 +116,17 @@ def is_folder(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
 )
 def in_memory(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse tmpfs and ramfs by name."""
-    for known in known_of(config, facts):
-        if known.is_memory:
-            what = f"{KEY}={known.path} is on {known.mount_point} ({known.kind}): memory, not a disk."
-            yield Problem(what=what, fix=ELSEWHERE, keys=(KEY,), exit_code=3)
+    for key, known, fix in _those(config, facts, lambda each: each.is_memory):
+        what = f"{key}={known.path} is on {known.mount_point} ({known.kind}): memory, not a disk."
+        yield Problem(what=what, fix=fix, keys=(key,), exit_code=3)
 
 
 @rule(name="directory-pseudo", reason="Views of the kernel keep no files.", machine=True)
 def pseudo(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse /proc, /sys and their kind."""
-    for known in known_of(config, facts):
-        if known.kind in _PSEUDO_KINDS:
-            what = f"{KEY}={known.path} is on {known.mount_point} ({known.kind}), which keeps no files."
-            yield Problem(what=what, fix=ELSEWHERE, keys=(KEY,), exit_code=3)
+    for key, known, fix in _those(config, facts, lambda each: each.kind in PSEUDO_KINDS, others=True):
+        what = f"{key}={known.path} is on {known.mount_point} ({known.kind}), which keeps no files."
+        yield Problem(what=what, fix=fix, keys=(key,), exit_code=3)
 
 
 @rule(
@@ -111,14 +134,17 @@ def pseudo(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[P
 )
 def writable(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a folder that cannot be written, or cannot be made in its nearest existing parent."""
-    for known in known_of(config, facts):
-        if known.writable or not known.is_folder:
-            continue
+    for key, known, fix in _those(
+        config,
+        facts,
+        lambda each: each.is_folder and not each.writable and each.kind not in PSEUDO_KINDS,
+        others=True,
+    ):
         if known.exists:
-            what = f"{KEY}={known.path} is not writable by this user."
+            what = f"{key}={known.path} is not writable by this user."
         else:
-            what = f"{KEY}={known.path} does not exist, and {known.nearest} is not writable by this user."
-        yield Problem(what=what, fix=ELSEWHERE, keys=(KEY,), exit_code=3)
+            what = f"{key}={known.path} does not exist, and {known.nearest} is not writable by this user."
+        yield Problem(what=what, fix=fix, keys=(key,), exit_code=3)
 
 
 @rule(
@@ -128,10 +154,9 @@ def writable(config: Config, written: Set[str], facts: MachineFacts) -> Iterator
 )
 def keeps(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a folder where 16 MiB could not be written and read back unchanged."""
-    for known in known_of(config, facts):
-        if known.write_error:
-            what = f"{KEY}={known.path} ({known.kind}): {known.write_error}."
-            yield Problem(what=what, fix=ELSEWHERE, keys=(KEY,), exit_code=3)
+    for key, known, fix in _those(config, facts, lambda each: bool(each.write_error)):
+        what = f"{key}={known.path} ({known.kind}): {known.write_error}."
+        yield Problem(what=what, fix=fix, keys=(key,), exit_code=3)
 
 
 @rule(
@@ -141,12 +166,9 @@ def keeps(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Pr
 )
 def network(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Warn of filesystems reached over a network or through FUSE."""
-    for known in known_of(config, facts):
-        if known.is_network:
-            what = (
-                f"{KEY}={known.path} is on {known.mount_point} ({known.kind}), a network or FUSE filesystem."
-            )
-            yield Problem(what=what, fix=ELSEWHERE, keys=(KEY,), level=Level.WARNING)
+    for key, known, fix in _those(config, facts, lambda each: each.is_network):
+        what = f"{key}={known.path} is on {known.mount_point} ({known.kind}), a network or FUSE filesystem."
+        yield Problem(what=what, fix=fix, keys=(key,), level=Level.WARNING)
 
 
 @rule(name="directory-overlay", reason="A container's overlay passes through two filesystems.", machine=True)
@@ -163,7 +185,6 @@ def direct_io(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
     """Warn where O_DIRECT is refused and the disk engine would fall back to buffered I/O."""
     if config.offload.engine is not Engine.disk:
         return
-    for known in known_of(config, facts):
-        if known.direct_io is False and not known.is_memory:
-            what = f"{KEY}={known.path} ({known.kind}) refuses O_DIRECT; buffered I/O would be used."
-            yield Problem(what=what, fix=ELSEWHERE, keys=(KEY,), level=Level.WARNING)
+    for key, known, fix in _those(config, facts, lambda each: each.direct_io is False and not each.is_memory):
+        what = f"{key}={known.path} ({known.kind}) refuses O_DIRECT; buffered I/O would be used."
+        yield Problem(what=what, fix=fix, keys=(key,), level=Level.WARNING)

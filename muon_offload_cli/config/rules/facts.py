@@ -14,7 +14,7 @@ from muon_offload_cli.errors import Problem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DirectoryFacts:
-    """One offload directory as it will be used.
+    """One folder as it will be used, for state or for something else that a run writes.
 
     Attributes:
         path: The directory that is meant, which may not exist yet.
@@ -104,12 +104,14 @@ class PlannedFacts:
         host_bytes: Bytes of host memory that they hold for good, staging rings included.
         staging_bytes: Bytes of all their staging rings.
         largest_parameter: The largest matrix that Muon steps.
+        checkpoint_bytes: Bytes of one checkpoint with optimizer state, on all nodes; None: not known.
     """
 
     directory_bytes: tuple[int, ...] = ()
     host_bytes: int | None = None
     staging_bytes: int = 0
     largest_parameter: ParameterFacts | None = None
+    checkpoint_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +164,7 @@ class MachineFacts:
     Attributes:
         working_directory: Folder that the command was started in.
         directories: The offload directories, in order; empty if no engine uses one or none could be chosen.
+        folders: The other folders that the run names to write into, by key.
         files: Data files and the script of the config by path as given.
         data_problems: What is wrong with the content of the data files.
         pretrained: The folder of `model.from_hf`; None if there is none.
@@ -182,6 +185,7 @@ class MachineFacts:
 
     working_directory: Path | None = None
     directories: tuple[DirectoryFacts, ...] = ()
+    folders: Mapping[str, DirectoryFacts] = field(default_factory=dict)
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     data_problems: tuple[Problem, ...] = ()
     pretrained: PretrainedFacts | None = None
