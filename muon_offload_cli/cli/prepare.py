@@ -90,7 +90,7 @@ def judge(
         config,
         probe=start or needs_probe(config, here=local),
         write=here and room,
-        planned=planned if room else replace(planned, directory_bytes=()),
+        planned=planned if room else replace(planned, directory_bytes=(), checkpoint_bytes=None),
         data_problems=look_at_data(config),
     )
     if local and wants_more_gpus(config, facts):

@@ -723,6 +723,7 @@ CASES = [
     Case("data-unused", "data.prefix=/a", "data=indexed data.prefix=/a"),
     Case("data-unused", "data.jsonl_key=body", "data=text data.jsonl_key=body"),
     Case("data-unused", "data=mock data.cache_directory=/c", "data.cache_directory=/c"),
+    Case("cache-absolute", "data.cache_directory=c", "'data.cache_directory=\"~/c\"'"),
     *(
         Case("data-flags", f"{ARGS}{flag}=true", f"{ARGS}{flag}=false")
         for flag in (

@@ -120,3 +120,16 @@ def data_flags(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
                 fix=f"megatron.args.{flag}=null",
                 keys=(f"megatron.args.{flag}",),
             )
+
+
+@rule(name="cache-absolute", reason="Ranks may start in other folders than the launcher.")
+def cache_absolute(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a relative folder for prepared data."""
+    key, given = "data.cache_directory", config.data.cache_directory
+    if given and not given.startswith(("/", "~")):
+        place = facts.working_directory
+        yield Problem(
+            what=f"{key}={given} is no absolute path.",
+            fix=f"{key}=/absolute/folder" if place is None else f"{key}={place / given}",
+            keys=(key,),
+        )
