@@ -209,16 +209,18 @@ def test_the_json_option_of_the_command_line_prints_the_summary_alone_on_standar
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
-    [("line", "a.jsonl line 2 has an empty response"), ("cache", "cache cannot be written: Not a directory")],
+    ("fault", "code", "told"),
+    [("line", 2, "a.jsonl line 2 has an empty response"), ("cache", 3, "a.jsonl is a file, not a folder")],
 )
-def test_faults_of_the_data_are_told_before_a_rank_starts(tmp_path: Path, fault: str, told: str) -> None:
+def test_faults_of_the_data_are_told_before_a_rank_starts(
+    tmp_path: Path, fault: str, code: int, told: str
+) -> None:
     response = "" if fault == "line" else "r"
     lines = [{"prompt": "p", "response": "r"}, {"prompt": "p", "response": response}]
     data = tmp_path / "a.jsonl"
     data.write_text("\n".join(map(json.dumps, lines)))
     cache = data / "cache" if fault == "cache" else tmp_path / "cache"
     done = train(tmp_path, {"steps": 3}, "data=chat", f"data.paths=[{data}]", f"data.cache_directory={cache}")
-    assert done.returncode == 2
+    assert done.returncode == code
     assert told in done.stderr
     assert not (tmp_path / "run").exists()
