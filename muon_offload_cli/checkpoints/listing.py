@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,21 +54,26 @@ def list_checkpoints(directory: Path) -> list[Found]:
     Raises:
         OSError: The directory cannot be read. One that does not exist holds nothing.
     """
+    tracked = _tracked_step(directory)
+    found = [
+        look_at(folder, step, tracked)
+        for folder in _entries(directory)
+        if (step := _step_in(folder)) is not None
+    ]
+    found += [
+        Found(step=step, folder=folder, fault="its save was interrupted", seal=None, size=_size_of(folder))
+        for folder in _entries(directory / SAVING)
+        if (step := _step_in(folder)) is not None
+    ]
+    return sorted(found, key=lambda each: (each.step, each.complete))
+
+
+def _entries(directory: Path) -> list[Path]:
+    """Return what lies in `directory`; nothing where it is not there, or is no more: a run may be saving."""
     try:
-        entries = sorted(directory.iterdir())
+        return sorted(directory.iterdir())
     except FileNotFoundError:
         return []
-    tracked = _tracked_step(directory)
-    found = [look_at(folder, step, tracked) for folder in entries if (step := _step_in(folder)) is not None]
-    if (directory / SAVING).is_dir():
-        found += [
-            Found(
-                step=step, folder=folder, fault="its save was interrupted", seal=None, size=_size_of(folder)
-            )
-            for folder in sorted((directory / SAVING).iterdir())
-            if (step := _step_in(folder)) is not None
-        ]
-    return sorted(found, key=lambda each: (each.step, each.complete))
 
 
 def look_at(folder: Path, step: int, tracked: int | None) -> Found:
@@ -163,7 +170,13 @@ def _tracked_step(directory: Path) -> int | None:
 
 
 def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
+    size = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            # A save or a deletion may go on meanwhile.
+            with contextlib.suppress(OSError):
+                size += 0 if name == SEAL else Path(root, name).stat().st_size
+    return size
 
 
 def as_json(found: list[Found]) -> str:

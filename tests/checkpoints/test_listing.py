@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,3 +147,26 @@ def test_a_directory_that_does_not_exist_holds_nothing(tmp_path: Path) -> None:
 @given(st.integers(0, 10**9))
 def test_folder_names_are_read_back(step: int) -> None:
     assert step_of(step_folder(Path("/c"), step)) == step
+
+
+def test_listing_while_saves_end_and_old_checkpoints_go_is_no_fault(tmp_path: Path) -> None:
+    saving, placed = tmp_path / SAVING, tmp_path / "iter_0000004"
+    forged.save(tmp_path, 2)
+    forged.save(tmp_path, 4)
+    over = threading.Event()
+
+    def move() -> None:
+        while not over.is_set():
+            saving.mkdir()
+            placed.rename(saving / placed.name)
+            (saving / placed.name).rename(placed)
+            saving.rmdir()
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        for _ in range(500):
+            assert 2 in [each.step for each in list_checkpoints(tmp_path) if each.complete]
+    finally:
+        over.set()
+        mover.join()
