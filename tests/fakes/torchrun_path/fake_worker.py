@@ -60,7 +60,15 @@ def has_died(other):
         return True
 
 
+def is_everyone_up():
+    """Whether every rank has written its first report; a deaf one is deaf by then."""
+    reports = [path.with_name(f"rank_{other}.json") for other in range(int(os.environ["WORLD_SIZE"]))]
+    return all(report.exists() for report in reports)
+
+
 def misbehave():
+    while not is_everyone_up():
+        time.sleep(0.01)
     while "after" in mine and not has_died(mine["after"]):
         time.sleep(0.01)
     if "die" in mine:

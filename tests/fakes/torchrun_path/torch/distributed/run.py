@@ -23,10 +23,10 @@ def main(arguments):
     num_ranks = int(next(a for a in arguments if a.startswith("--nproc-per-node=")).partition("=")[2])
     rest = arguments[arguments.index("-m") + 2 :]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), *rest], env=os.environ | {"RANK": str(r)}, start_new_session=True
+        subprocess.Popen([sys.executable, str(WORKER), *rest], env=environment, start_new_session=True)
+        for environment in (
+            os.environ | {"RANK": str(r), "WORLD_SIZE": str(num_ranks)} for r in range(num_ranks)
         )
-        for r in range(num_ranks)
     ]
 
     def end(_signum, _frame):
