@@ -50,10 +50,8 @@ class NodeTotal:
         host_bytes: Host memory that holds state between steps.
         staging_bytes: Host memory of all staging rings.
         muon_state_bytes: Momenta, master weights and second moments, wherever they are.
-        read: Bytes that a step reads from its drives.
-        written: Bytes that a step writes to them.
-        read_behind: See `Traffic`.
-        written_behind: See `Traffic`.
+        each_way_bytes: What a step reads from its drives, and as much that it writes to them.
+        each_way_behind_bytes: See `RankFigures`.
         open_files: Files that offloaders keep open.
         maps: Mappings that they make.
     """
@@ -64,10 +62,8 @@ class NodeTotal:
     host_bytes: int
     staging_bytes: int
     muon_state_bytes: int
-    read: int
-    written: int
-    read_behind: int
-    written_behind: int
+    each_way_bytes: int
+    each_way_behind_bytes: int
     open_files: int
     maps: int
 
@@ -248,10 +244,8 @@ def _node_total(node: int, ranks: Iterable[RankFigures]) -> NodeTotal:
         host_bytes=sum(rank.host_bytes for rank in own),
         staging_bytes=sum(rank.staging_bytes for rank in own),
         muon_state_bytes=sum(rank.muon_state_bytes for rank in own),
-        read=sum(rank.traffic.read for rank in own),
-        written=sum(rank.traffic.written for rank in own),
-        read_behind=sum(rank.traffic.read_behind for rank in own),
-        written_behind=sum(rank.traffic.written_behind for rank in own),
+        each_way_bytes=sum(rank.each_way_bytes for rank in own),
+        each_way_behind_bytes=sum(rank.each_way_behind_bytes for rank in own),
         open_files=sum(rank.open_files for rank in own),
         maps=sum(rank.maps for rank in own),
     )

@@ -79,7 +79,7 @@ def test_json_has_exact_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert kind["disk_bytes"] == 14188544
     assert found["needed_bytes"] == found["nodes"][0]["disk_bytes"] == 4 * 14188544
     assert found["fits"] is True
-    assert found["step"]["floor_s"] == found["nodes"][0]["read"] / 1e9
+    assert found["step"]["floor_s"] == found["nodes"][0]["each_way_bytes"] / 1e9
 
 
 @pytest.mark.parametrize(
