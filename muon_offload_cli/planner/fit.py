@@ -21,7 +21,7 @@ TB = 10**12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class NodeSpace:
     """What a machine has for the state of its ranks.
 
     Attributes:
@@ -114,7 +114,7 @@ class Fit:
         return not self.problems
 
 
-def cluster_place(config: Config) -> Place:
+def cluster_space(config: Config) -> NodeSpace:
     """Return what a node of the cluster that the recipe names has, as far as its file says."""
     cluster = config.cluster
     mounts: list[Mount] = []
@@ -137,12 +137,12 @@ def cluster_place(config: Config) -> Place:
             replace(whole, directory=Path(directory)) for directory in config.offload.directory or ["/"]
         ]
     memory = None if cluster.host_memory_gb is None else round(cluster.host_memory_gb * GIB)
-    return Place(mounts=mounts, others=(), headroom_bytes=memory)
+    return NodeSpace(mounts=mounts, others=(), headroom_bytes=memory)
 
 
 def judge_fit(
     plan: RunPlan,
-    place: Place,
+    space: NodeSpace,
     settings: OffloadSettings,
     replan: Callable[[OffloadSettings], RunPlan],
 ) -> Fit:
@@ -150,49 +150,49 @@ def judge_fit(
 
     Args:
         plan: The plan under `settings`.
-        place: What the machine has.
+        space: What the machine has.
         settings: Of one rank.
         replan: Plans the same model under other settings, to compute what would fit.
     """
     node = plan.heaviest_node
-    rooms = _rooms(plan, place)
+    rooms = _rooms(plan, space)
     host = node.host_bytes + node.staging_bytes
     problems = [
-        _no_room(plan, place, room, settings, replan)
+        _no_room(plan, space, room, settings, replan)
         for room in rooms
         if room.state_bytes(plan) > room.state_room
     ]
-    if place.headroom_bytes is not None and host > place.headroom_bytes:
-        problems.append(_no_memory(plan, place.headroom_bytes, host, settings))
+    if space.headroom_bytes is not None and host > space.headroom_bytes:
+        problems.append(_no_memory(plan, space.headroom_bytes, host, settings))
     return Fit(
         needed_bytes=node.disk_bytes,
         checkpoint_bytes=sum(room.checkpoint_bytes for room in rooms),
         free_bytes=sum(room.mount.free_bytes for room in rooms) if rooms else None,
         rooms=rooms,
         host_needed_bytes=host,
-        headroom_bytes=place.headroom_bytes,
+        headroom_bytes=space.headroom_bytes,
         problems=tuple(problems),
     )
 
 
-def _rooms(plan: RunPlan, place: Place) -> tuple[Room, ...]:
+def _rooms(plan: RunPlan, space: NodeSpace) -> tuple[Room, ...]:
     """Group the offload directories by filesystem."""
-    checkpoints = place.checkpoints * math.ceil(plan.checkpoint_bytes / len(plan.nodes))
+    checkpoints = space.checkpoints * math.ceil(plan.checkpoint_bytes / len(plan.nodes))
     return tuple(
         Room(
-            mount=place.mounts[positions[0]],
-            directories=tuple(place.mounts[position].directory for position in positions),
+            mount=space.mounts[positions[0]],
+            directories=tuple(space.mounts[position].directory for position in positions),
             positions=tuple(positions),
-            count=len(place.mounts),
-            checkpoint_bytes=checkpoints if device == place.checkpoint_device else 0,
+            count=len(space.mounts),
+            checkpoint_bytes=checkpoints if device == space.checkpoint_device else 0,
         )
-        for device, positions in by_filesystem(mount.device for mount in place.mounts).items()
+        for device, positions in by_filesystem(mount.device for mount in space.mounts).items()
     )
 
 
 def _no_room(
     plan: RunPlan,
-    place: Place,
+    space: NodeSpace,
     room: Room,
     settings: OffloadSettings,
     replan: Callable[[OffloadSettings], RunPlan],
@@ -201,12 +201,12 @@ def _no_room(
     needed = room.state_bytes(plan) + checkpoints
     parts = f" ({format_bytes(checkpoints)} of it checkpoints)" if checkpoints else ""
     ways = [f"free {format_bytes(needed - mount.free_bytes)} on {mount.mount_point}"]
-    ways += _without(plan, place, room)
-    ways += _other_mounts(place, room, node.disk_bytes)
+    ways += _without(plan, space, room)
+    ways += _other_mounts(space, room, node.disk_bytes)
     ways += _more_nodes(plan, room)
     if room.state_room > 0:
         ways += _smaller_fraction(settings, replan, room)
-        ways += _more_memory(plan, place, settings, replan, room)
+        ways += _more_memory(plan, space, settings, replan, room)
     return Problem(
         what=f"node {node.node} needs {format_bytes(needed)}{parts} on {mount.mount_point} ({mount.kind}), "
         f"which has {format_bytes(mount.free_bytes)} free ({KEY}={room.names}).",
@@ -217,18 +217,18 @@ def _no_room(
     )
 
 
-def _without(plan: RunPlan, place: Place, room: Room) -> Iterator[str]:
+def _without(plan: RunPlan, space: NodeSpace, room: Room) -> Iterator[str]:
     """Leave the directories of this filesystem out, if the others have room for all."""
-    kept = [mount for mount in place.mounts if mount.device != room.mount.device]
-    rooms = _rooms(plan, replace(place, mounts=kept))
+    kept = [mount for mount in space.mounts if mount.device != room.mount.device]
+    rooms = _rooms(plan, replace(space, mounts=kept))
     if rooms and all(other.state_bytes(plan) <= other.state_room for other in rooms):
         yield f"{KEY}={as_word([str(mount.directory) for mount in kept])}"
 
 
-def _other_mounts(place: Place, room: Room, disk_bytes: int) -> Iterator[str]:
-    used = {mount.mount_point for mount in place.mounts}
+def _other_mounts(space: NodeSpace, room: Room, disk_bytes: int) -> Iterator[str]:
+    used = {mount.mount_point for mount in space.mounts}
     roomy = [
-        other for other in place.others if other.mount_point not in used and other.free_bytes >= disk_bytes
+        other for other in space.others if other.mount_point not in used and other.free_bytes >= disk_bytes
     ]
     if roomy and room.state_room > 0:
         best = max(roomy, key=lambda other: other.free_bytes)
@@ -263,7 +263,7 @@ def _smaller_fraction(
 
 def _more_memory(
     plan: RunPlan,
-    place: Place,
+    space: NodeSpace,
     settings: OffloadSettings,
     replan: Callable[[OffloadSettings], RunPlan],
     room: Room,
@@ -271,7 +271,7 @@ def _more_memory(
     """Find the smallest budget in GiB whose chunks leave a disk part that fits."""
     node = plan.heaviest_node
     ranks = sum(len(kind.ranks) for kind in plan.kinds) // len(plan.nodes)
-    most = ((place.headroom_bytes or 0) - node.staging_bytes) // GIB
+    most = ((space.headroom_bytes or 0) - node.staging_bytes) // GIB
 
     def fits(gib: int) -> bool:
         own = replace(settings, host_bytes=gib * GIB // ranks)

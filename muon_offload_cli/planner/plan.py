@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.offload.directories import bytes_by_directory
 from muon_offload_cli.offload.settings import OffloadSettings
-from muon_offload_cli.planner.distribution import Distribution, Place, Share, place_of, ranks_by_place
+from muon_offload_cli.planner.distribution import Distribution, RankPlace, Share, place_of, ranks_by_place
 from muon_offload_cli.planner.inventory import Inventory, take_inventory
 from muon_offload_cli.planner.rank import (
     ADAM_STATE_BYTES,
@@ -174,10 +174,10 @@ class Planner:
         place = place_of(rank, self.inventory.sizes)
         return self.inventory.stages[place.stage], self._distribution.share(place)
 
-    def _figures(self, settings: OffloadSettings) -> dict[Place, RankFigures]:
+    def _figures(self, settings: OffloadSettings) -> dict[RankPlace, RankFigures]:
         # Many ranks own the same shapes; each such list is planned once.
         planned: dict[object, RankFigures] = {}
-        figures: dict[Place, RankFigures] = {}
+        figures: dict[RankPlace, RankFigures] = {}
         for place in self._places:
             share = self._distribution.share(place)
             key = (
@@ -196,7 +196,7 @@ class Planner:
             figures[place] = planned[key]
         return figures
 
-    def _node_totals(self, figures: dict[Place, RankFigures]) -> tuple[NodeTotal, ...]:
+    def _node_totals(self, figures: dict[RankPlace, RankFigures]) -> tuple[NodeTotal, ...]:
         per_node = self._config.launcher.ranks_per_node
         of_rank = {rank: figures[place] for place, ranks in self._places.items() for rank in ranks}
         return tuple(
@@ -219,7 +219,7 @@ class Planner:
         ]
 
 
-def _kinds(figures: dict[Place, RankFigures], places: dict[Place, list[int]]) -> tuple[RankKind, ...]:
+def _kinds(figures: dict[RankPlace, RankFigures], places: dict[RankPlace, list[int]]) -> tuple[RankKind, ...]:
     alike: dict[tuple[int, RankFigures], list[int]] = {}
     for place, ranks in places.items():
         alike.setdefault((place.stage, figures[place]), []).extend(ranks)

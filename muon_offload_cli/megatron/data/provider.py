@@ -15,7 +15,7 @@ from megatron.training.global_vars import get_args, get_tokenizer
 from muon_offload_cli.config.rules.data import UNSUPPORTED_FLAGS, unsupported
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.data.response_dataset import ResponseDataset
-from muon_offload_cli.tokens.preparation import Prepared
+from muon_offload_cli.tokens.preparation import PreparedTokens
 
 _DEFAULT_SPLIT = "100,0,0"
 
@@ -61,7 +61,7 @@ class DatasetsProvider:
         )
 
 
-def make_datasets_provider(prepared: Prepared) -> DatasetsProvider:
+def make_datasets_provider(prepared: PreparedTokens) -> DatasetsProvider:
     """Return a ``train_valid_test_datasets_provider`` for `megatron.training.pretrain`."""
     if prepared.prefix is None:
         return DatasetsProvider(prefix=None, dataset=MockGPTDataset)
