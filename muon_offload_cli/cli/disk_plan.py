@@ -114,8 +114,9 @@ def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
     from muon_offload_cli.cli.planning import headroom_bytes
     from muon_offload_cli.machine.drives import local_mounts
     from muon_offload_cli.machine.filesystem import inspect
-    from muon_offload_cli.planner.fit import NodeSpace, cluster_space, judge_fit
+    from muon_offload_cli.planner.fit import judge_fit
     from muon_offload_cli.planner.settings import offload_settings
+    from muon_offload_cli.planner.space import NodeSpace, cluster_space
 
     settings = offload_settings(config)
     if not judged:
@@ -127,7 +128,7 @@ def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
         others=local_mounts(),
         headroom_bytes=headroom_bytes(),
         checkpoints=_checkpoints(config),
-        checkpoint_device=None if saved is None else inspect(Path(saved).absolute()).device,
+        checkpoint_mount=None if saved is None else inspect(Path(saved).absolute()),
     )
     return judge_fit(plan, space, settings, planner.plan)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from muon_offload_cli.machine.filesystem import Mount
-from muon_offload_cli.planner.fit import Fit, NodeSpace, cluster_space, judge_fit
+from muon_offload_cli.planner.fit import Fit, judge_fit
 from muon_offload_cli.planner.settings import offload_settings
+from muon_offload_cli.planner.space import NodeSpace, cluster_space
 from muon_offload_cli.units import GIB
 from tests.planner.plans import config, planner
 
@@ -43,7 +44,7 @@ def fit(
         others=others,
         headroom_bytes=memory,
         checkpoints=checkpoints,
-        checkpoint_device=mount(0).device,
+        checkpoint_mount=mount(0),
     )
     return judge_fit(PLANNER.plan(), space, SETTINGS, PLANNER.plan)
 
@@ -59,6 +60,23 @@ def test_checkpoints_on_the_same_mount_count() -> None:
     short = fit(NEEDED + 2 * checkpoint - 1, checkpoints=2)
     assert short.peak_bytes == NEEDED + 2 * checkpoint
     assert "checkpoints" in short.problems[0].what
+
+
+@pytest.mark.parametrize("engine", ["none", "host", "disk"])
+def test_checkpoints_on_a_mount_of_their_own_need_its_room(engine: str) -> None:
+    words = (*WORDS, f"offload.engine={engine}")
+    run, settings = planner("tiny", *words), offload_settings(config("tiny", *words))
+    needed = 2 * run.plan().checkpoint_bytes
+    for free, fits in ((needed, True), (needed - 1, False)):
+        space = NodeSpace(
+            mounts=[mount(NEEDED)] if engine == "disk" else [],
+            others=(),
+            headroom_bytes=None,
+            checkpoints=2,
+            checkpoint_mount=mount(free, "/mnt/saved"),
+        )
+        problems = judge_fit(run.plan(), space, settings, run.plan).problems
+        assert [problem.keys for problem in problems] == ([] if fits else [("checkpoint.directory",)])
 
 
 def test_what_is_advised_fits() -> None:
