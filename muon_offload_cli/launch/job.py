@@ -72,6 +72,7 @@ def run_job(
     *,
     patience: Patience | None = None,
     saves_on_sigterm: bool = False,
+    held: Sequence[int] = (),
 ) -> Outcome:
     """Run `command` to its end and report events as they are seen.
 
@@ -87,6 +88,7 @@ def run_job(
         on_event: Called on this thread.
         patience: Waiting times.
         saves_on_sigterm: The ranks take SIGTERM as a request to save and end.
+        held: Descriptors that stay open until no process of the job is left, also if this one is killed.
     """
     patience = patience or Patience()
     follower = Follower(folder, ranks)
@@ -101,6 +103,7 @@ def run_job(
             stdout=log,
             stderr=log,
             start_new_session=True,
+            pass_fds=held,
         )
         try:
             warned = False

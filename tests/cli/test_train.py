@@ -179,13 +179,22 @@ def test_an_interrupted_run_exits_as_shells_expect_and_leaves_no_process(
     assert fake_torchrun.processes_of(tmp_path) == []
 
 
-def test_sigkill_to_the_command_leaves_no_process(tmp_path: Path) -> None:
+def test_sigkill_to_the_command_leaves_no_process_and_its_checkpoint_folder_to_the_next(
+    tmp_path: Path,
+) -> None:
     plan = {"steps": 10000, "ranks": {"1": {"deaf": True}}}
-    with fake_torchrun.started([sys.executable, "-c", TRAIN, *words(tmp_path)], plan) as process:
+    saving = f"checkpoint.directory={tmp_path / 'saved'}"
+    with fake_torchrun.started([sys.executable, "-c", TRAIN, *words(tmp_path, saving)], plan) as process:
         assert fake_torchrun.wait_until((tmp_path / "run/metrics/rank_3.jsonl").exists)
+        second = train(tmp_path, plan, saving, f"run.directory={tmp_path / 'second'}")
+        assert (second.returncode, second.stdout) == (2, "")
+        assert f"{saving}: another run saves there now (process {process.pid} on " in second.stderr
+        assert not (tmp_path / "second").exists()
         process.kill()
         process.communicate()
     assert fake_torchrun.wait_until(lambda: fake_torchrun.processes_of(tmp_path) == [])
+    third = train(tmp_path, {"steps": 3}, saving, f"run.directory={tmp_path / 'third'}")
+    assert (third.returncode, third.stderr) == (0, "")
 
 
 def test_a_reader_that_goes_away_ends_the_job_without_a_traceback(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.follow import Event, RankReported
-from muon_offload_cli.launch.job import Outcome, Patience, run_job
+from muon_offload_cli.launch.job import LEASH_MODULE, Outcome, Patience, run_job
 from muon_offload_cli.launch.quiet import Quiet
 from muon_offload_cli.records import RankReport
 
@@ -86,6 +87,26 @@ def test_reports_are_told_as_they_change(folder: RunFolder, monkeypatch: pytest.
     outcome, _ = start(folder, {"steps": 5, "ranks": {"0": {"until": str(seen)}}}, monkeypatch, see)
     assert finished[-2:] == [False, True]
     assert outcome.reports[0].steps == 5
+
+
+def test_what_is_held_for_the_job_is_held_by_its_leash_and_by_no_rank(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in fake_torchrun.environment({"steps": 3}).items():
+        monkeypatch.setenv(key, value)
+    (folder.root / "lock").touch()
+    holders: set[str] = set()
+
+    def see(event: Event) -> None:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                if Path(f"/proc/{process.pid}/fd/{lock.fileno()}").readlink() == folder.root / "lock":
+                    holders.add(process.cmdline()[2])
+
+    with (folder.root / "lock").open() as lock:
+        command = fake_torchrun.command(folder.root, 2)
+        run_job(command, folder, range(2), see, patience=QUICK, held=[lock.fileno()])
+    assert holders == {LEASH_MODULE}
 
 
 def test_a_killed_rank_ends_the_job_and_leaves_no_process(

@@ -1,0 +1,108 @@
+"""One run at a time saves in a folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_torchrun import wait_until
+
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.errors import UserError
+from muon_offload_cli.launch.claim import LOCK, sole_saver
+
+
+def saving(folder: Path | None, node_rank: int = 0) -> Config:
+    made = Config(recipe="tiny")
+    made.checkpoint.directory = None if folder is None else str(folder)
+    made.launcher.node_rank = node_rank
+    return made
+
+
+def test_a_second_run_is_refused_with_the_first_ones_name_until_it_has_ended(tmp_path: Path) -> None:
+    with sole_saver(saving(tmp_path)):
+        with pytest.raises(UserError) as refused, sole_saver(saving(tmp_path)):
+            pass
+        assert (
+            f"checkpoint.directory={tmp_path}: another run saves there now (process {os.getpid()} on "
+            in str(refused.value)
+        )
+        assert refused.value.exit_code == 2
+    with sole_saver(saving(tmp_path)) as claim:
+        assert claim.remarks == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+HOLD = """
+import os, subprocess, sys
+from muon_offload_cli.config.schema import Config
+from muon_offload_cli.launch.claim import sole_saver
+config = Config(recipe="tiny")
+config.checkpoint.directory = sys.argv[1]
+with sole_saver(config) as claim:
+    child = subprocess.Popen(["sleep", "600"], pass_fds=claim.descriptors, stdout=subprocess.DEVNULL)
+    print(child.pid, flush=True)
+    child.wait()
+"""
+
+
+def test_a_killed_launcher_holds_the_folder_for_as_long_as_processes_of_its_job_live(tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    job = psutil.Process(int(launcher.stdout.readline()))
+    launcher.kill()
+    launcher.communicate()
+    with pytest.raises(UserError, match=f"another run saves there now .process {launcher.pid} on "):
+        sole_saver(saving(tmp_path)).__enter__()
+    job.kill()
+    assert wait_until(lambda: not job.is_running() or job.status() == psutil.STATUS_ZOMBIE)
+    assert (tmp_path / LOCK).exists()
+    with sole_saver(saving(tmp_path)):
+        pass
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_only_node_0_and_only_a_run_that_saves_holds_the_folder(tmp_path: Path) -> None:
+    with (
+        sole_saver(saving(tmp_path)),
+        sole_saver(saving(tmp_path, node_rank=1)) as other,
+        sole_saver(saving(None)) as none,
+    ):
+        assert other.descriptors == none.descriptors == ()
+
+
+def test_a_folder_that_the_run_made_is_removed_if_nothing_was_saved_there(tmp_path: Path) -> None:
+    for saved in ([], ["iter_0000001"]):
+        with sole_saver(saving(tmp_path / "ck")):
+            for name in saved:
+                (tmp_path / "ck" / name).mkdir()
+        assert (tmp_path / "ck").exists() is bool(saved)
+
+
+def test_a_filesystem_without_locks_is_told_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with sole_saver(saving(tmp_path)) as claim:
+        (remark,) = claim.remarks
+        assert "nothing keeps a second run from saving there too" in remark.what
+
+
+def test_a_folder_that_cannot_be_made_is_told_as_the_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match=r"^checkpoint.directory=\S+/file/ck cannot be written: Not a dir"),
+        sole_saver(saving(tmp_path / "file" / "ck")),
+    ):
+        pass
