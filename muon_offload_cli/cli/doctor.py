@@ -67,7 +67,8 @@ def look(megatron: Path | None) -> Machine:
     from muon_offload_cli.errors import UserError
     from muon_offload_cli.machine import memory
     from muon_offload_cli.machine.cgroup import memory_groups
-    from muon_offload_cli.machine.devices import gpu_count, max_map_count, rank_limits
+    from muon_offload_cli.machine.devices import gpu_count
+    from muon_offload_cli.machine.limits import rank_limits
 
     try:
         figures = memory.inspect()
@@ -88,7 +89,6 @@ def look(megatron: Path | None) -> Machine:
         memory=figures,
         cgroup_version=groups[0].version if groups else None,
         limits=rank_limits(),
-        max_maps=max_map_count(),
         scratch=scratch,
     )
 

@@ -9,14 +9,10 @@ from pathlib import Path
 
 from muon_offload_cli.config.probing import ProbeReport
 from muon_offload_cli.config.rules.facts import DirectoryFacts
-from muon_offload_cli.machine.devices import ProcessLimits
+from muon_offload_cli.machine.limits import ProcessLimits, judge_limits
 from muon_offload_cli.machine.memory import HostMemory
 from muon_offload_cli.units import GIB, format_bytes
 
-# A common default is 1024, and a rank's sockets of all process groups, data files and logs add up.
-ENOUGH_OPEN_FILES = 4096
-# The kernel's default (Documentation/admin-guide/sysctl/vm.rst).
-ENOUGH_MAPS = 65530
 # Four ranks of the smallest shipped recipe, with torch loaded in each.
 LITTLE_MEMORY_BYTES = 8 * GIB
 LITTLE_SPACE_BYTES = GIB
@@ -60,7 +56,6 @@ class Machine:
         memory: Host memory; None if it cannot be read.
         cgroup_version: Version (1 or 2) of the control group that limits memory; None: there is none.
         limits: Limits of a process.
-        max_maps: Mappings that a process may have; None if not known.
         scratch: Candidate folders for state.
     """
 
@@ -71,7 +66,6 @@ class Machine:
     memory: HostMemory | None
     cgroup_version: int | None
     limits: ProcessLimits
-    max_maps: int | None
     scratch: Sequence[DirectoryFacts]
 
 
@@ -167,32 +161,9 @@ def _memory(machine: Machine) -> Iterator[Finding]:
 
 
 def _limits(machine: Machine) -> Iterator[Finding]:
-    files = machine.limits.open_files
-    few = files is not None and files < ENOUGH_OPEN_FILES
-    yield Finding(
-        name="open files",
-        found="no limit" if files is None else str(files),
-        state=State.WARNING if few else State.FINE,
-        fix=f"ulimit -n {ENOUGH_OPEN_FILES}" if few else "",
-    )
-    maps = machine.max_maps
-    few = maps is not None and maps < ENOUGH_MAPS
-    yield Finding(
-        name="max_map_count",
-        found="not known" if maps is None else str(maps),
-        state=State.WARNING if few else State.FINE,
-        fix=f"sudo sysctl vm.max_map_count={ENOUGH_MAPS}" if few else "",
-    )
-    locked = machine.limits.locked_bytes
-    # CUDA pins through its driver, which this limit does not bind (machine/devices.py).
-    yield Finding(name="memlock", found="no limit" if locked is None else format_bytes(locked))
-    size = machine.limits.file_bytes
-    yield Finding(
-        name="file size",
-        found="no limit" if size is None else format_bytes(size),
-        state=State.FINE if size is None else State.BROKEN,
-        fix="" if size is None else "ulimit -f unlimited",
-    )
+    for limit in judge_limits(machine.limits):
+        state = State.BROKEN if limit.stops else State.WARNING if limit.fix else State.FINE
+        yield Finding(name=limit.name, found=limit.found, state=state, fix=limit.fix)
 
 
 def _scratch(candidates: Sequence[DirectoryFacts]) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.vocabulary import BYTE_SOURCES
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.machine import memory
+from muon_offload_cli.machine.limits import rank_limits
 from muon_offload_cli.units import MIB
 
 NOT_PLANNED = PlannedFacts()
@@ -92,6 +93,7 @@ def gather_facts(
         planned=planned,
         headroom_bytes=host.headroom_bytes,
         memory_limit_bytes=host.limit_bytes,
+        limits=rank_limits(),
         cuda_available=report.cuda_available,
         num_gpus=report.num_gpus,
         megatron=report.megatron,

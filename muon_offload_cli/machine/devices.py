@@ -1,36 +1,17 @@
-"""GPUs and process limits of this machine, without importing torch."""
+"""GPUs of this machine, without importing torch."""
 
 from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from muon_offload_cli.units import MIB
 
 _NVIDIA_SMI_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessLimits:
-    """Limits that a process started now would inherit; None: no limit.
-
-    Attributes:
-        open_files: Descriptors (``ulimit -n``).
-        file_bytes: Size of one file (``ulimit -f``).
-        locked_bytes: Memory that a user may lock (``ulimit -l``); CUDA's pinning is not bound by it.
-        processes: Processes and threads of this user (``ulimit -u``).
-    """
-
-    open_files: int | None
-    file_bytes: int | None
-    locked_bytes: int | None
-    processes: int | None
 
 
 def gpu_count(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> int:
@@ -58,25 +39,6 @@ def gpu_memory_bytes(environment: Mapping[str, str] | None = None) -> int | None
         r"^\d+$", _nvidia_smi(os.environ if environment is None else environment, *query), re.M
     )
     return min(map(int, sizes)) * MIB if sizes else None
-
-
-def rank_limits() -> ProcessLimits:
-    """Return the limits of this process that its ranks will inherit."""
-    return ProcessLimits(
-        open_files=_limit(resource.RLIMIT_NOFILE),
-        file_bytes=_limit(resource.RLIMIT_FSIZE),
-        locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
-        processes=_limit(resource.RLIMIT_NPROC),
-    )
-
-
-def max_map_count(root: Path = Path("/")) -> int | None:
-    """Return how many mappings a process may have (``vm.max_map_count``); None if that cannot be read."""
-    try:
-        text = (root / "proc/sys/vm/max_map_count").read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
 
 
 def _device_files(root: Path) -> int:
@@ -116,8 +78,3 @@ def _visible(visible: str, present: int) -> int:
         else:
             break
     return count
-
-
-def _limit(which: int) -> int | None:
-    soft, _ = resource.getrlimit(which)
-    return None if soft == resource.RLIM_INFINITY else soft

@@ -13,7 +13,7 @@ from muon_offload_cli.config.diagnosis import Finding, Machine, State, diagnose,
 from muon_offload_cli.config.probing import ProbeReport
 from muon_offload_cli.config.rules import DirectoryFacts, MegatronFacts
 from muon_offload_cli.errors import Problem
-from muon_offload_cli.machine.devices import ProcessLimits
+from muon_offload_cli.machine.limits import ProcessLimits
 from muon_offload_cli.machine.memory import HostMemory
 from muon_offload_cli.units import GIB
 
@@ -50,8 +50,7 @@ GOOD = Machine(
     gpus=8,
     memory=MEMORY,
     cgroup_version=2,
-    limits=ProcessLimits(open_files=65536, file_bytes=None, locked_bytes=None, processes=None),
-    max_maps=65530,
+    limits=ProcessLimits(open_files=65536, max_maps=65530),
     scratch=[DRIVE],
 )
 
@@ -103,8 +102,12 @@ def test_a_good_machine_is_fine_in_every_row() -> None:
         ("host memory", State.WARNING, replace(GOOD, memory=replace(MEMORY, headroom_bytes=GIB))),
         ("host memory", State.WARNING, replace(GOOD, memory=None)),
         ("open files", State.WARNING, replace(GOOD, limits=replace(GOOD.limits, open_files=1024))),
-        ("file size", State.BROKEN, replace(GOOD, limits=replace(GOOD.limits, file_bytes=GIB))),
-        ("max_map_count", State.WARNING, replace(GOOD, max_maps=1000)),
+        ("open files", State.BROKEN, replace(GOOD, limits=replace(GOOD.limits, open_files=64))),
+        ("file size", State.BROKEN, replace(GOOD, limits=replace(GOOD.limits, file_bytes=GIB - 1))),
+        ("file size", State.WARNING, replace(GOOD, limits=replace(GOOD.limits, file_bytes=GIB))),
+        ("address space", State.BROKEN, replace(GOOD, limits=replace(GOOD.limits, address_bytes=4 * GIB))),
+        ("address space", State.WARNING, replace(GOOD, limits=replace(GOOD.limits, address_bytes=64 * GIB))),
+        ("max_map_count", State.WARNING, replace(GOOD, limits=replace(GOOD.limits, max_maps=1000))),
         ("scratch", State.BROKEN, replace(GOOD, scratch=[])),
         ("scratch", State.BROKEN, replace(GOOD, scratch=[replace(DRIVE, is_memory=True)])),
         ("scratch", State.BROKEN, replace(GOOD, scratch=[replace(DRIVE, write_error="came back changed")])),

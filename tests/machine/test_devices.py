@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from muon_offload_cli.machine.devices import gpu_count, gpu_memory_bytes, rank_limits
+from muon_offload_cli.machine.devices import gpu_count, gpu_memory_bytes
 
 
 @pytest.fixture
@@ -60,12 +59,8 @@ def test_the_smallest_gpu_counts_and_an_unknown_one_is_none(tmp_path: Path) -> N
     assert gpu_memory_bytes({"PATH": ""}) is None
 
 
-def test_limits_are_the_ones_of_this_process() -> None:
-    assert rank_limits().open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
 def test_machine_facts_need_no_torch() -> None:
-    names = ("filesystem", "memory", "cgroup", "devices", "mounts", "anonymous_file")
+    names = ("filesystem", "memory", "cgroup", "devices", "limits", "mounts", "anonymous_file")
     code = ";".join(f"import muon_offload_cli.machine.{name}" for name in names)
     code += ";import sys;print(sorted({'torch','numpy','megatron'} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,6 +15,7 @@ from muon_offload_cli.config.rules import (
     exclusive,
     family,
     flags,
+    limits,
     machine,
     model,
     numbers,
@@ -67,6 +68,7 @@ _SUBJECTS = (
     pretrained,
     data,
     machine,
+    limits,
     directory,
     directories,
 )

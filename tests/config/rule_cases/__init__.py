@@ -13,6 +13,7 @@ from tests.config.rule_cases import (
     exclusive,
     family,
     flags,
+    limits,
     machine,
     model,
     numbers,
@@ -39,6 +40,7 @@ CASES: list[Case] = [
     *pretrained.CASES,
     *data.CASES,
     *machine.CASES,
+    *limits.CASES,
     *directory.CASES,
     *directories.CASES,
 ]
