@@ -25,3 +25,11 @@ def test_budget_and_reserve_never_exceed_what_there_is(headroom: int, ranks: int
     budget = host_budget(of_size(headroom), ranks=ranks, staging_bytes=staging)
     assert budget.budget_bytes >= 0
     assert budget.budget_bytes == 0 or budget.budget_bytes + budget.reserve_bytes == headroom
+
+
+def test_what_is_left_is_what_there_is_where_the_ranks_want_more() -> None:
+    memory = replace(of_size(128 * GIB), limit_bytes=1500 * MIB, headroom_bytes=1464 * MIB)
+    assert host_budget(memory, ranks=4, staging_bytes=192 * MIB).explain() == (
+        "0 B of the 1.43 GiB to be had under a limit of 1.46 GiB; 1.43 GiB left for the ranks themselves, "
+        "which want 18.75 GiB"
+    )
