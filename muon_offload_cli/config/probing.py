@@ -135,10 +135,18 @@ def root_of(megatron_path: str | None) -> str | None:
     return str(Path(megatron_path).expanduser().absolute()) if megatron_path else None
 
 
+CLEARED = {
+    "PYTHONOPTIMIZE": "with docstrings taken out, transformers and Megatron do not import",
+    "PYTHONWARNINGS": "imports of Megatron warn, and made errors these would end every rank",
+}
+"""Variables that no process which imports Megatron may inherit, with the reasons."""
+
+
 def importing(root: str | None) -> dict[str, str]:
     """Return the environment of a process that imports Megatron from `root`; None: as this one would."""
+    inherited = {name: value for name, value in os.environ.items() if name not in CLEARED}
     paths = filter(None, [root, os.environ.get("PYTHONPATH", "")])
-    return os.environ | ({"PYTHONPATH": os.pathsep.join(paths)} if root else {})
+    return inherited | ({"PYTHONPATH": os.pathsep.join(paths)} if root else {})
 
 
 def last_object(text: str) -> dict[str, Any] | None:

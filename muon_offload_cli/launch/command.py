@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muon_offload_cli.config.probing import CLEARED
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.launch.folder import RunFolder
 
@@ -18,10 +19,10 @@ MAX_GPU_RANK_THREADS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One environment variable and why it is set."""
+    """One environment variable and why it is set, or with None taken away."""
 
     name: str
-    value: str
+    value: str | None
     reason: str
 
 
@@ -71,7 +72,7 @@ def _rendezvous(config: Config) -> list[str]:
 
 
 def environment(config: Config, *, inherited: Mapping[str, str], cores: int, base: Path) -> list[Setting]:
-    """Return the variables that the run needs on top of those it inherits.
+    """Return the variables that the run needs on top of those it inherits, and those it must not inherit.
 
     Args:
         config: The resolved configuration; `device` is no longer ``auto``.
@@ -85,6 +86,9 @@ def environment(config: Config, *, inherited: Mapping[str, str], cores: int, bas
             value="1",
             reason="a rank that is killed leaves its last lines in the log",
         )
+    ]
+    settings += [
+        Setting(name=name, value=None, reason=reason) for name, reason in CLEARED.items() if name in inherited
     ]
     if "OMP_NUM_THREADS" not in inherited:
         share = max(1, cores // config.launcher.ranks_per_node)
@@ -141,7 +145,9 @@ def script(
     """
     exports = []
     for setting in settings:
-        exports += [f"# {setting.reason}", f"export {setting.name}={shlex.quote(setting.value)}"]
+        value = setting.value
+        line = f"unset {setting.name}" if value is None else f"export {setting.name}={shlex.quote(value)}"
+        exports += [f"# {setting.reason}", line]
     # One option a line; a value without "=" stays beside its option ("-m module").
     words = [shlex.quote(word) for word in command]
     lines = [f"exec {words[0]}"]

@@ -59,7 +59,7 @@ def test_several_nodes_meet_at_node_0() -> None:
     assert list(local_ranks(asked)) == list(range(8, 16))
 
 
-def values(asked: Config, **inherited: str) -> dict[str, str]:
+def values(asked: Config, **inherited: str) -> dict[str, str | None]:
     settings = environment(asked, inherited=inherited, cores=16, base=Path("/here"))
     assert all(setting.reason for setting in settings)
     return {setting.name: setting.value for setting in settings}
@@ -85,6 +85,16 @@ def test_tensor_parallelism_on_gpus_limits_the_connections() -> None:
 
 def test_more_ranks_than_cores_still_get_a_thread() -> None:
     assert values(config(ranks_per_node=64))["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_would_end_every_import_of_megatron_is_taken_away_where_it_is_set() -> None:
+    assert values(config(), PYTHONOPTIMIZE="2", PYTHONWARNINGS="error").items() >= {
+        ("PYTHONOPTIMIZE", None),
+        ("PYTHONWARNINGS", None),
+    }
+    settings = [Setting(name="PYTHONWARNINGS", value=None, reason="why")]
+    text = script(["true"], settings, metrics=Path("/r/metrics"), base=Path("/"), title="t")
+    assert "# why\nunset PYTHONWARNINGS\n" in text
 
 
 def test_the_users_own_thread_count_stands() -> None:
