@@ -197,6 +197,7 @@ def evidence_of(config: Config, folder: RunFolder, outcome: Outcome, kills_befor
         reports=outcome.reports,
         steps={rank: figures.steps for rank, figures in outcome.figures.items()},
         gave_up=outcome.gave_up,
+        exit_code=outcome.exit_code,
         machine=MachineFigures(
             oom_kills=None if kills is None or kills_before is None else kills - kills_before,
             memory_limit_bytes=memory.inspect().limit_bytes,

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from muon_offload_cli.errors import Problem
-from muon_offload_cli.launch.torchrun_log import RankExit, early_output, rank_exits
+from muon_offload_cli.launch.torchrun_log import RankExit, early_output, rank_exits, signal_name
+from muon_offload_cli.machine.limits import ENOUGH_OPEN_FILES
 from muon_offload_cli.records import RankReport
 from muon_offload_cli.units import format_bytes
 
@@ -29,6 +30,7 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 _NO_SPACE = re.compile(r"no space left on device|errno 28|ENOSPC", re.IGNORECASE)
+_NO_DESCRIPTORS = re.compile(r"too many open files|errno 24|EMFILE", re.IGNORECASE)
 _READ_ONLY = re.compile(r"read-only file system|errno 30|EROFS", re.IGNORECASE)
 _BAD_DRIVE = re.compile(r"StoreError.*\bEIO\b")
 _GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
@@ -106,6 +108,7 @@ class Evidence:
         reports: Last report of each rank that wrote one.
         steps: Steps that each rank has recorded.
         gave_up: The launcher ended a job that would not end by itself.
+        exit_code: Of torchrun; 128 + n if signal n ended it.
         machine: Figures of the machine.
     """
 
@@ -118,6 +121,7 @@ class Evidence:
     reports: Mapping[int, RankReport]
     steps: Mapping[int, int]
     gave_up: bool = False
+    exit_code: int = 1
     machine: MachineFigures = field(default_factory=MachineFigures)
 
 
@@ -249,6 +253,8 @@ def _cause(seen: RankExit | None, words: str, machine: MachineFigures) -> str:
         return (
             f"a filesystem is full{_free(machine)}. Free space, or set offload.directory to a larger drive."
         )
+    if _NO_DESCRIPTORS.search(words):
+        return f"the limit on open files is too low: ulimit -n {ENOUGH_OPEN_FILES}."
     if _READ_ONLY.search(words):
         return (
             "a filesystem became read-only, as the kernel makes it after errors of its drive: dmesg says "
@@ -263,8 +269,9 @@ def _killed(machine: MachineFigures) -> str:
     figures = []
     if machine.memory_limit_bytes is not None:
         figures.append(f"limit {format_bytes(machine.memory_limit_bytes)}")
-    if machine.memory_peak_bytes is not None:
-        figures.append(f"peak {format_bytes(machine.memory_peak_bytes)}")
+        # Without a limit the group may be the whole machine's, and its peak older than this run.
+        if machine.memory_peak_bytes is not None:
+            figures.append(f"peak {format_bytes(machine.memory_peak_bytes)}")
     shown = f" (memory {', '.join(figures)})" if figures else ""
     fix = "lower offload.host_memory_gb or train.micro_batch, or give the job more memory."
     if machine.oom_kills:
@@ -298,9 +305,12 @@ def _without_warnings(text: str) -> str:
 
 
 def _torchrun_died(evidence: Evidence) -> PostMortem:
+    name = signal_name(128 - evidence.exit_code)
+    how = f"died of signal {evidence.exit_code - 128} ({name})" if name else "ended"
     return PostMortem(
         rank=None,
-        what="torchrun ended before any rank said why.",
+        what=f"torchrun itself {how} before any rank said why.",
+        cause=_killed(evidence.machine) if name == "SIGKILL" else "",
         log=evidence.torchrun_log_path,
         last_lines=_tail(evidence.torchrun_log, -1),
     )

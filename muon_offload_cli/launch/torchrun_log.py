@@ -30,17 +30,22 @@ class RankExit:
     @property
     def signal_name(self) -> str:
         """``SIGKILL`` and the like, empty if no signal ended the rank."""
-        if self.exit_code >= 0:
-            return ""
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:
-            return f"signal {-self.exit_code}"
+        return signal_name(self.exit_code)
 
     @property
     def ended_by_torchrun(self) -> bool:
         """Whether torchrun's own SIGTERM ended the rank because another one had died."""
         return self.exit_code == -signal.SIGTERM
+
+
+def signal_name(exit_code: int) -> str:
+    """Return ``SIGKILL`` and the like for minus the number of a signal; empty for another exit code."""
+    if exit_code >= 0:
+        return ""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
 
 
 def rank_exits(text: str, *, first_rank: int = 0) -> list[RankExit]:

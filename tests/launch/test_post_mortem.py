@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,8 @@ def test_sigkill_is_told_with_the_limit_and_the_peak(kills: int | None, words: s
     assert found.what == "rank 1 died of signal 9 (SIGKILL), after step 12 of 30."
     assert found.cause.startswith(words)
     assert "limit 16.00 GiB, peak 16.00 GiB" in found.cause
+    unlimited = replace(machine, memory_limit_bytes=None)
+    assert "peak" not in explain(evidence(KILLED, machine=unlimited)).cause
     assert found.log == Path("/run/logs/rank_1.log")
     assert found.exit_code == 4
 
@@ -255,3 +258,23 @@ def test_the_installed_torchrun_is_still_understood(tmp_path: Path, act: str, en
     )
     found: PostMortem = explain(evidence(done.stdout + done.stderr, ranks=range(2), steps={}))
     assert (found.rank, found.ending) == (1, ending)
+
+
+@pytest.mark.parametrize(
+    ("code", "kills", "what", "cause"),
+    [
+        (137, 1, "torchrun itself died of signal 9 (SIGKILL) before any rank said why.", "out-of-memory"),
+        (137, 0, "torchrun itself died of signal 9 (SIGKILL) before any rank said why.", "sent SIGKILL"),
+        (139, 0, "torchrun itself died of signal 11 (SIGSEGV) before any rank said why.", ""),
+        (1, 0, "torchrun itself ended before any rank said why.", ""),
+    ],
+)
+def test_a_signal_that_ended_torchrun_itself_is_named(code: int, kills: int, what: str, cause: str) -> None:
+    found = explain(evidence("", exit_code=code, machine=MachineFigures(oom_kills=kills)))
+    assert (found.rank, found.what, found.exit_code) == (None, what, 4)
+    assert cause in found.cause and bool(cause) is bool(found.cause)
+
+
+def test_too_many_open_files_are_told_with_the_limit_to_raise() -> None:
+    error = report(0, "RuntimeError: pipe: Too many open files")
+    assert explain(evidence("", reports={0: error})).cause.endswith("ulimit -n 4096.")
