@@ -156,8 +156,7 @@ def _keep(directory: Path, cases: list[dict[str, Any]]) -> tuple[dict[str, Any],
 
 
 def _show(directory: Path, about: dict[str, Any], cases: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
+    from muon_offload_cli.cli.table import print_table
     from muon_offload_cli.cli.train_view import make_console
     from muon_offload_cli.units import format_bytes
 
@@ -166,18 +165,17 @@ def _show(directory: Path, about: dict[str, Any], cases: list[dict[str, Any]]) -
         "direct I/O" if about["direct"] else "buffered I/O (O_DIRECT is refused here): mostly memory's speed"
     )
     console.print(f"{directory}: {how}, a file of {format_bytes(about['size'])}")
-    table = Table(box=None, pad_edge=False)
-    for title in ("request", "threads", "read", "write", "both: read", "both: write"):
-        table.add_column(title, justify="right")
-    rows: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    found: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for case in cases:
-        rows.setdefault((case["request_bytes"], case["threads"]), {})[case["way"]] = case
-    for (request, threads), ways in rows.items():
+        found.setdefault((case["request_bytes"], case["threads"]), {})[case["way"]] = case
+    rows = []
+    for (request, threads), ways in found.items():
         rates = (
             ways["read"]["read"],
             ways["write"]["written"],
             ways["both"]["read"],
             ways["both"]["written"],
         )
-        table.add_row(format_bytes(request), str(threads), *(f"{rate / 1e9:.2f} GB/s" for rate in rates))
-    console.print(table)
+        rows.append((format_bytes(request), str(threads), *(f"{rate / 1e9:.2f} GB/s" for rate in rates)))
+    titles = ("request", "threads", "read", "write", "both: read", "both: write")
+    print_table(console, titles, rows, numbers=len(titles))

@@ -23,6 +23,8 @@ _DRIVE_KINDS = frozenset(
 )
 _SYSTEM_MOUNTS = ("/boot", "/dev", "/etc", "/nix", "/proc", "/run", "/snap", "/sys", "/usr", "/var/lib")
 _MOST_CANDIDATES = 8
+# In a file or a log, which have no width, longer lines than this are hard to read.
+_WIDEST = 160
 
 
 def doctor(
@@ -120,20 +122,21 @@ def _candidates() -> list[Path]:
 
 
 def _draw(findings: Sequence[Finding]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from muon_offload_cli.cli.problems import one_line
+    from muon_offload_cli.cli.table import print_table
     from muon_offload_cli.cli.train_view import make_console
 
-    table = Table(show_edge=False, pad_edge=False, box=None)
-    for name in ("check", "state", "found", "fix"):
-        table.add_column(name, overflow="fold")
-    for row in findings:
-        table.add_row(
-            Text(one_line(row.name)),
+    console = make_console()
+    console.width = min(console.width, _WIDEST)
+    rows = [
+        (
+            one_line(row.name),
             Text(row.state.value, style=_COLOURS[row.state.value]),
-            Text(one_line(row.found)),
-            Text(one_line(row.fix)),
+            one_line(row.found),
+            one_line(row.fix),
         )
-    make_console().print(table)
+        for row in findings
+    ]
+    print_table(console, ("check", "state", "found", "fix"), rows)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
+from muon_offload_cli.cli.table import print_table
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.follow import Event, RankReported
 from muon_offload_cli.launch.post_mortem import PostMortem
@@ -19,6 +20,7 @@ from muon_offload_cli.launch.verdict import Verdict
 from muon_offload_cli.units import format_bytes
 
 PIPE_WIDTH = 1000
+ROOMY_CELLS = 120
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -59,12 +61,14 @@ class TrainView:
         if not self._console.is_terminal:
             yield
             return
+        # Where there is little room, figures go before bar and time, and wrap rather than being cut.
+        roomy = self._console.width >= ROOMY_CELLS
         self._progress = Progress(
             TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}", markup=False),
-            TimeRemainingColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            *([BarColumn(bar_width=20)] if roomy else []),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False)),
+            *([TimeRemainingColumn()] if roomy else []),
             console=self._console,
         )
         with self._progress:
@@ -106,7 +110,6 @@ class TrainView:
 
     def table(self, verdict: Verdict, engine: str) -> None:
         """Show one row a rank."""
-        table = Table(show_edge=False, pad_edge=False, box=None)
         sizes = {
             "disk": "disk_bytes",
             "host": "host_bytes",
@@ -115,24 +118,24 @@ class TrainView:
         }
         if any(row.adam_disk_bytes for row in verdict.ranks):
             sizes["Adam (disk)"] = "adam_disk_bytes"
-        for name in ("rank", *sizes, f"steps from {engine}"):
-            table.add_column(name, justify="right", no_wrap=True)
         # Where all are in one place, the lines of the plan have said it.
         directories = {row.directory for row in verdict.ranks if row.directory}
         several = len(directories) > 1 or any(", " in text for text in directories)
-        if several:
-            table.add_column("directory", overflow="fold")
-        table.add_column("verdict", overflow="fold")
+        numbers = ("rank", *sizes, f"steps from {engine}")
+        rows: list[list[str | Text]] = []
         for row in verdict.ranks:
             told = f"{row.verdict} ({row.detail})" if row.detail else row.verdict
-            table.add_row(
-                str(row.rank),
-                *(format_bytes(size) if (size := getattr(row, name)) else "-" for name in sizes.values()),
-                f"{row.steps_from_backend}/{row.steps}",
-                *([Text(printable(row.directory))] if several else []),
-                Text(printable(told), style="green" if row.fine else "bold red"),
+            rows.append(
+                [
+                    str(row.rank),
+                    *(format_bytes(size) if (size := getattr(row, name)) else "-" for name in sizes.values()),
+                    f"{row.steps_from_backend}/{row.steps}",
+                    *([printable(row.directory)] if several else []),
+                    Text(printable(told), style="green" if row.fine else "bold red"),
+                ]
             )
-        self._console.print(table)
+        titles = (*numbers, *(["directory"] if several else []), "verdict")
+        print_table(self._console, titles, rows, numbers=len(numbers))
 
     def death(self, found: PostMortem) -> None:
         """Say why a job died."""

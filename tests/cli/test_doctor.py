@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muon_offload_cli.cli.doctor import _candidates
+from muon_offload_cli.cli.doctor import _candidates, _draw
 from muon_offload_cli.cli.main import run
 from muon_offload_cli.config.diagnosis import Finding, Machine, State, diagnose, scratch_paths
 from muon_offload_cli.config.probing import ProbeReport
@@ -130,6 +130,36 @@ def test_what_is_wrong_is_told_with_a_fix(name: str, state: State, machine: Mach
     found = rows(machine)[name]
     assert found.state is state
     assert found.fix
+
+
+LONG = Finding(name="its offloader", found="word " * 40, state=State.WARNING, fix="ulimit -n 4096")
+
+
+def test_a_narrow_terminal_gets_each_finding_in_whole_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    _draw([LONG, Finding(name="memlock", found="no limit")])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "check its offloader",
+        "  state  warning",
+        f"  found  {'word ' * 40}".rstrip(),
+        "  fix    ulimit -n 4096",
+        "check memlock",
+        "  state  fine",
+        "  found  no limit",
+    ]
+
+
+def test_a_file_gets_a_table_that_is_no_wider_than_a_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _draw([LONG, Finding(name="memlock", found="no limit")])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].split() == ["check", "state", "found", "fix"]
+    assert "its offloader  warning  word word" in lines[1] and lines[1].endswith("ulimit -n 4096")
+    assert " ".join(lines).count("word") == 40 and max(map(len, lines)) <= 160
 
 
 def test_a_folder_without_megatron_is_refused_before_another_answers(

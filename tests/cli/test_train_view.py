@@ -82,14 +82,16 @@ def test_figures_that_no_rank_of_this_node_has_are_left_out() -> None:
     assert figures_of(STEP) == "loss 1.2500  grad norm 0.500  0.50 s  read 3.00 GiB/s  write 1.00 GiB/s"
 
 
-def test_a_terminal_gets_one_live_line_with_the_figures() -> None:
+@pytest.mark.parametrize("width", [40, 120])
+def test_a_terminal_gets_a_live_line_with_all_figures(width: int) -> None:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=120, color_system=None)
+    console = Console(file=out, force_terminal=True, width=width, color_system=None)
     view = TrainView(console, total_steps=30)
     with view.live():
         view.see(STEP)
-    assert "7/30" in out.getvalue()
+    assert "7/30 " in out.getvalue()
     assert "read 3.00 GiB/s" in out.getvalue()
+    assert "write 1.00 GiB/s" in out.getvalue()
 
 
 def test_a_pipe_gets_whole_lines_and_a_whole_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +127,21 @@ def test_the_table_names_directories_where_there_are_several(
     view.table(Verdict(success=True, exit_code=0, headline="h", ranks=rows), "disk")
     out = capsys.readouterr().out
     assert [directory in out for directory in directories] == [named] * 2
+
+
+def test_a_narrow_terminal_gets_each_rank_with_its_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [RankVerdict(rank=3, fine=True, verdict="fine", disk_bytes=1 << 20, steps=2, steps_from_backend=2)]
+    view = TrainView(make_console(), total_steps=2)
+    view.table(Verdict(success=True, exit_code=0, headline="h", ranks=rows), "disk")
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 3",
+        "  disk             1.00 MiB",
+        "  steps from disk  2/2",
+        "  verdict          fine",
+    ]
 
 
 def test_a_pipe_is_as_wide_as_its_reader_says(monkeypatch: pytest.MonkeyPatch) -> None:
