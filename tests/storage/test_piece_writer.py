@@ -143,3 +143,14 @@ def resident_bytes(view: memoryview) -> int:
         if start <= address < end:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
     raise AssertionError("the view is in no mapping")
+
+
+def test_a_byte_of_a_direct_store_that_is_touched_brings_no_others_with_it(store: Store) -> None:
+    def advised() -> bool:
+        """Whether the kernel is told not to read ahead, anywhere in this process's memory."""
+        return any("rr" in line.split() for line in Path("/proc/self/smaps").read_text().splitlines())
+
+    assert not advised()
+    with Sources([store]):
+        assert advised() == store.direct
+    assert not advised()
