@@ -11,7 +11,7 @@ import pytest
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.probing import ask_megatron, needs_probe, read_answer
+from muon_offload_cli.config.probing import ask_megatron, has_compact_layout, needs_probe, read_answer
 
 CONFIG = compose("tiny").config
 
@@ -71,6 +71,20 @@ def test_a_checkout_goes_before_the_installed_megatron(tmp_path: Path) -> None:
     assert report.megatron is not None
     assert report.megatron.version is not None
     assert report.megatron.version.split(os.pathsep)[0] == str(tmp_path)
+
+
+def test_a_checkout_is_asked_for_its_layout_in_the_source_of_its_parser(tmp_path: Path) -> None:
+    parser = tmp_path / "megatron/training/arguments.py"
+    assert not has_compact_layout(str(tmp_path))
+    parser.parent.mkdir(parents=True)
+    parser.write_text(
+        "group.add_argument('--no-use-layer-wise-param-layout', help='--use-layer-wise-param-layout is ..')"
+    )
+    assert not has_compact_layout(str(tmp_path))
+    parser.write_text('group.add_argument(\n    "--use-layer-wise-param-layout", action="store_true")')
+    assert has_compact_layout(str(tmp_path))
+    # The installed release asks for the other one.
+    assert not has_compact_layout(None)
 
 
 def test_only_megatrons_own_flags_and_devices_need_the_probe() -> None:
