@@ -52,22 +52,26 @@ def _before_exec() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _descendants() -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.is_running() and _status(process) != psutil.STATUS_ZOMBIE
-    ]
+def _all_gone(child: subprocess.Popen[bytes]) -> bool:
+    """Reap what has ended; whether nothing is left below this process.
+
+    The kernel says so: what outlives its parent becomes a child of this process, the subreaper. A list of
+    processes cannot: those whose parent ends while the list is made are missing in it.
+    """
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        if ended is None:
+            return False
+        if ended.si_pid == child.pid and child.returncode is None:
+            child.poll()
+        else:
+            os.waitpid(ended.si_pid, 0)
 
 
-def _status(process: psutil.Process) -> str:
-    try:
-        return process.status()
-    except psutil.NoSuchProcess:
-        return psutil.STATUS_ZOMBIE
-
-
-def end_tree(*, grace_s: float, hurry: _Hurry) -> None:
+def end_tree(child: subprocess.Popen[bytes], *, grace_s: float, hurry: _Hurry) -> None:
     """Send SIGTERM to everything below this process, then SIGKILL until nothing is left.
 
     Processes stuck in the kernel do not die of SIGKILL either; after 10 s they are given up.
@@ -75,17 +79,17 @@ def end_tree(*, grace_s: float, hurry: _Hurry) -> None:
     _signal_all(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and not hurry.asked:
-        if not _descendants():
+        if _all_gone(child):
             return
         time.sleep(POLL_S)
     deadline = time.monotonic() + 10
-    while _descendants() and time.monotonic() < deadline:
+    while not _all_gone(child) and time.monotonic() < deadline:
         _signal_all(signal.SIGKILL)
         time.sleep(POLL_S)
 
 
 def _signal_all(signum: signal.Signals) -> None:
-    for process in _descendants():
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.send_signal(signum)
 
@@ -107,7 +111,7 @@ def main(arguments: list[str]) -> int:
         code = child.poll()
         if readable and not os.read(sys.stdin.fileno(), 1):
             break
-    end_tree(grace_s=grace_s, hurry=hurry)
+    end_tree(child, grace_s=grace_s, hurry=hurry)
     code = child.poll() if code is None else code
     if code is None:
         return 128 + signal.SIGKILL

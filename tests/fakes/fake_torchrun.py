@@ -16,6 +16,8 @@ import psutil
 
 STANDIN = Path(__file__).parent / "torchrun_path"
 REPOSITORY = Path(__file__).parents[2]
+HANG_S = 240.0
+"""Longer than anything takes on the busiest machine: what meets this limit hangs."""
 
 
 def environment(plan: dict[str, Any], **more: str) -> dict[str, str]:
@@ -54,11 +56,15 @@ def processes_of(root: Path) -> list[psutil.Process]:
     return found
 
 
+def pids_of(root: Path) -> list[int]:
+    return [process.pid for process in processes_of(root)]
+
+
 @contextmanager
-def started(arguments: list[str], plan: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def started(arguments: list[str], plan: dict[str, Any], **more: str) -> Iterator[subprocess.Popen[str]]:
     """A program with the stand-in on its path, which does not outlive the block."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(arguments, env=environment(plan), stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen(arguments, env=environment(plan, **more), stdout=pipe, stderr=pipe, text=True)
     try:
         yield process
     finally:
@@ -66,7 +72,7 @@ def started(arguments: list[str], plan: dict[str, Any]) -> Iterator[subprocess.P
         process.communicate()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = HANG_S) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():

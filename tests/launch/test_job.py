@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +21,11 @@ from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.follow import Event, RankReported
 from muon_offload_cli.launch.job import Outcome, Patience, run_job
 from muon_offload_cli.launch.quiet import Quiet
+from muon_offload_cli.records import RankReport
 
-QUICK = Patience(poll_s=0.02, grace_s=1.0, last_word_s=1.0)
+QUICK = Patience(poll_s=0.02, grace_s=1.0, last_word_s=fake_torchrun.HANG_S)
+HASTY = replace(QUICK, last_word_s=1.0)
+"""For jobs that never end by themselves: others may need longer on a busy machine."""
 
 
 @pytest.fixture
@@ -35,14 +37,22 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def start(
-    folder: RunFolder, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch, ranks: int = 2, **more: str
+    folder: RunFolder,
+    plan: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    see: Callable[[Event], None] = lambda event: None,
+    patience: Patience = QUICK,
+    **more: str,
 ) -> tuple[Outcome, list[Event]]:
     for key, value in fake_torchrun.environment(plan, **more).items():
         monkeypatch.setenv(key, value)
     events: list[Event] = []
-    outcome = run_job(
-        fake_torchrun.command(folder.root, ranks), folder, range(ranks), events.append, patience=QUICK
-    )
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        see(event)
+
+    outcome = run_job(fake_torchrun.command(folder.root, 2), folder, range(2), on_event, patience=patience)
     return outcome, events
 
 
@@ -65,11 +75,16 @@ def test_half_written_lines_are_read_once_they_are_whole(
 
 
 def test_reports_are_told_as_they_change(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome, events = start(folder, {"steps": 5, "pause_s": 0.1}, monkeypatch)
-    of_rank_0 = [
-        event.report for event in events if isinstance(event, RankReported) and event.report.rank == 0
-    ]
-    assert [report.finished for report in of_rank_0][-2:] == [False, True]
+    seen = folder.root / "seen"
+    finished: list[bool] = []
+
+    def see(event: Event) -> None:
+        if isinstance(event, RankReported) and event.report.rank == 0:
+            finished.append(event.report.finished)
+            seen.touch()
+
+    outcome, _ = start(folder, {"steps": 5, "ranks": {"0": {"until": str(seen)}}}, monkeypatch, see)
+    assert finished[-2:] == [False, True]
     assert outcome.reports[0].steps == 5
 
 
@@ -87,7 +102,7 @@ def test_a_job_that_failed_and_hangs_is_ended_by_the_launcher(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = {"steps": 500, "ranks": {"1": {"raise": "RuntimeError: boom", "hang": True, "deaf": True}}}
-    outcome, _ = start(folder, plan, monkeypatch, FAKE_TORCHRUN_PATIENCE_S="300")
+    outcome, _ = start(folder, plan, monkeypatch, patience=HASTY, FAKE_TORCHRUN_PATIENCE_S="300")
     assert outcome.gave_up
     assert fake_torchrun.processes_of(folder.root) == []
 
@@ -96,7 +111,7 @@ def test_a_rank_deaf_to_sigterm_is_killed_when_another_has_died(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = {"steps": 500, "ranks": {"0": {"deaf": True, "hang": True}, "1": {"die": signal.SIGBUS}}}
-    outcome, _ = start(folder, plan, monkeypatch, FAKE_TORCHRUN_PATIENCE_S="300")
+    outcome, _ = start(folder, plan, monkeypatch, patience=HASTY, FAKE_TORCHRUN_PATIENCE_S="300")
     assert outcome.gave_up
     assert fake_torchrun.processes_of(folder.root) == []
 
@@ -104,43 +119,41 @@ def test_a_rank_deaf_to_sigterm_is_killed_when_another_has_died(
 def test_a_stopped_rank_is_named_once_the_job_is_quiet(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for key, value in fake_torchrun.environment({"steps": 30}).items():
-        monkeypatch.setenv(key, value)
+    told = folder.root / "told"
     pids: dict[int, int] = {}
-    seen: list[Quiet] = []
 
     def see(event: Event) -> None:
         match event:
             case RankReported():
                 pids[event.report.rank] = event.report.pid
             case StepSeen() if event.step == 3:
-                os.kill(pids[1], signal.SIGSTOP)
-            case Quiet():
-                seen.append(event)
+                rank = psutil.Process(pids[1])
+                rank.suspend()
+                assert fake_torchrun.wait_until(lambda: rank.status() == psutil.STATUS_STOPPED)
+            case Quiet() if event.stopped:
                 os.kill(pids[1], signal.SIGCONT)
+                told.touch()
 
-    patience = replace(QUICK, quiet_s=0.5)
-    outcome = run_job(fake_torchrun.command(folder.root, 2), folder, range(2), see, patience=patience)
+    plan = {"steps": 6, "ranks": {"1": {"at": 3, "until": str(told)}}}
+    outcome, events = start(folder, plan, monkeypatch, see, replace(QUICK, quiet_s=0.5))
     assert outcome.exit_code == 0
-    assert outcome.figures[1].steps == 30
-    (notice,) = seen
+    assert outcome.figures[1].steps == 6
+    # A machine that is busy may be quiet at other times too.
+    (notice,) = [event for event in events if isinstance(event, Quiet) and event.stopped]
     assert str(notice).endswith(
         f"rank 1 (process {pids[1]}) was stopped, as by SIGSTOP; kill -CONT {pids[1]} lets it go on"
     )
 
 
 def test_an_error_while_drawing_ends_the_job(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in fake_torchrun.environment(
-        {"steps": 500, "ranks": {"0": {"deaf": True, "child": True}}}
-    ).items():
-        monkeypatch.setenv(key, value)
+    plan = {"steps": 500, "ranks": {"0": {"deaf": True, "child": True}}}
 
     def draw(event: Event) -> None:
         if isinstance(event, StepSeen):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_job(fake_torchrun.command(folder.root, 2), folder, range(2), draw, patience=QUICK)
+        start(folder, plan, monkeypatch, draw)
     assert fake_torchrun.processes_of(folder.root) == []
 
 
@@ -150,22 +163,24 @@ def test_a_command_that_cannot_start_is_an_outcome_not_a_crash(folder: RunFolder
     assert outcome.reports == {}
 
 
-LAUNCHER_GRACE_S = 4.0
 LAUNCHER = """
 import sys
 from pathlib import Path
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.job import Patience, run_job
-outcome = run_job(sys.argv[2:], RunFolder(root=Path(sys.argv[1])), range(2), lambda event: None,
-                  patience=Patience(poll_s=0.02, grace_s=4.0))
+outcome = run_job(sys.argv[3:], RunFolder(root=Path(sys.argv[1])), range(2), lambda event: None,
+                  patience=Patience(poll_s=0.02, grace_s=float(sys.argv[2])))
 print(outcome.interrupted_by)
 """
 
 
 @contextmanager
-def launcher(folder: RunFolder, plan: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    arguments = [sys.executable, "-c", LAUNCHER, str(folder.root), *fake_torchrun.command(folder.root, 2)]
-    with fake_torchrun.started(arguments, plan) as process:
+def launcher(
+    folder: RunFolder, plan: dict[str, Any], grace_s: float = 2.0, **more: str
+) -> Iterator[subprocess.Popen[str]]:
+    fixed = [sys.executable, "-c", LAUNCHER, str(folder.root), str(grace_s)]
+    arguments = [*fixed, *fake_torchrun.command(folder.root, 2)]
+    with fake_torchrun.started(arguments, plan, **more) as process:
         assert fake_torchrun.wait_until(lambda: all(folder.rank_metrics(rank).exists() for rank in range(2)))
         yield process
 
@@ -177,19 +192,21 @@ def test_a_signal_to_the_launcher_leaves_no_process(
 ) -> None:
     with launcher(folder, {"steps": 10000, "ranks": {"0": rank}}) as process:
         process.send_signal(signum)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=fake_torchrun.HANG_S)
     assert out.strip() == str(int(signum))
     assert fake_torchrun.processes_of(folder.root) == []
 
 
 def test_a_second_signal_ends_the_grace(folder: RunFolder) -> None:
-    with launcher(folder, {"steps": 10000, "ranks": {"0": {"deaf": True}}}) as process:
+    plan = {"steps": 100_000, "ranks": {"0": {"deaf": True}}}
+    forever = 10 * fake_torchrun.HANG_S
+    with launcher(folder, plan, forever, FAKE_TORCHRUN_PATIENCE_S=str(forever)) as process:
+        other = RankReport.read(folder.rank_report(1)).pid
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        # Two at once would be one; SIGTERM to the ranks shows that the first one was noted.
+        assert fake_torchrun.wait_until(lambda: other not in fake_torchrun.pids_of(folder.root))
         process.send_signal(signal.SIGINT)
-        before = time.monotonic()
-        process.communicate(timeout=20)
-    assert time.monotonic() - before < LAUNCHER_GRACE_S / 2
+        process.communicate(timeout=fake_torchrun.HANG_S)
     assert fake_torchrun.processes_of(folder.root) == []
 
 
@@ -205,6 +222,6 @@ def test_sigkill_to_the_leash_leaves_no_process(folder: RunFolder) -> None:
     with launcher(folder, {"steps": 10000}) as process:
         (leash,) = psutil.Process(process.pid).children()
         leash.kill()
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=fake_torchrun.HANG_S)
     assert out.strip() == "None"
     assert fake_torchrun.wait_until(lambda: fake_torchrun.processes_of(folder.root) == [])

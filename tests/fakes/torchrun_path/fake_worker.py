@@ -2,9 +2,10 @@
 
 FAKE_PLAN is JSON: ``{"steps": 3, "pause_s": 0.02, "ranks": {"1": {...}}}``. Keys of a rank: ``die`` (a
 signal to send to itself), ``raise`` (error text), ``problems`` (user errors), ``at`` (after which step,
-default 1; 0: before the first), ``after`` (only once that rank has died), ``hang``, ``deaf`` (ignores
-SIGTERM), ``child`` (leaves a grandchild), ``memory`` (keeps its state in memory), ``report`` (fields of the
-report), ``half`` (writes lines in two halves).
+default 1; 0: before the first), ``after`` (only once that rank has died), ``until`` (waits until that file
+exists), ``in`` (misbehaves in the run folder of this name alone), ``hang``, ``deaf`` (ignores SIGTERM),
+``child`` (leaves a grandchild), ``memory`` (keeps its state in memory), ``report`` (fields of the report),
+``half`` (writes lines in two halves).
 """
 
 import json
@@ -61,15 +62,19 @@ def has_died(other):
 
 
 def is_everyone_up():
-    """Whether every rank has written its first report; a deaf one is deaf by then."""
-    reports = [path.with_name(f"rank_{other}.json") for other in range(int(os.environ["WORLD_SIZE"]))]
-    return all(report.exists() for report in reports)
+    """Whether every rank is about to take steps; a deaf one is deaf by then, and children are there."""
+    metrics = [run / "metrics" / f"rank_{other}.jsonl" for other in range(int(os.environ["WORLD_SIZE"]))]
+    return all(path.exists() for path in metrics)
 
 
 def misbehave():
+    if mine.get("in", run.name) != run.name:
+        return
     while not is_everyone_up():
         time.sleep(0.01)
     while "after" in mine and not has_died(mine["after"]):
+        time.sleep(0.01)
+    while "until" in mine and not Path(mine["until"]).exists():
         time.sleep(0.01)
     if "die" in mine:
         print(f"about to end on rank {rank}", flush=True)

@@ -22,19 +22,16 @@ BLOCK = """{title}
 def main(arguments):
     num_ranks = int(next(a for a in arguments if a.startswith("--nproc-per-node=")).partition("=")[2])
     rest = arguments[arguments.index("-m") + 2 :]
+    asked = []
+    # Before there are ranks: whoever ends this process by SIGTERM must find them ended too.
+    signal.signal(signal.SIGTERM, lambda signum, _frame: asked.append(signum))
     ranks = [
         subprocess.Popen([sys.executable, str(WORKER), *rest], env=environment, start_new_session=True)
         for environment in (
             os.environ | {"RANK": str(r), "WORLD_SIZE": str(num_ranks)} for r in range(num_ranks)
         )
     ]
-
-    def end(_signum, _frame):
-        stop(ranks)
-        raise SystemExit(1)
-
-    signal.signal(signal.SIGTERM, end)
-    while True:
+    while not asked:
         codes = [rank.poll() for rank in ranks]
         bad = [r for r, code in enumerate(codes) if code]
         if bad:
@@ -42,6 +39,9 @@ def main(arguments):
         if all(code == 0 for code in codes):
             return 0
         time.sleep(0.02)
+    else:
+        stop(ranks)
+        return 1
     first = bad[0]
     print(
         f"E1129 16:48:30.742000 4908 torch/distributed/elastic/multiprocessing/api.py:1002] failed "
