@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from muon_offload_cli.errors import UserError, does_not_fit, wrong
+from muon_offload_cli.errors import Problem, UserError, does_not_fit, wrong
 
 MODULE = "muon_offload_cli.storage.drive_probe"
 
@@ -26,10 +26,10 @@ def bench_disk(
         typer.Argument(metavar="DIRECTORY", help="A folder that exists on the drive, as offload.directory."),
     ],
     size_mb: Annotated[
-        int, typer.Option("--size-mb", help="MiB of the file that is used.", min=SMALLEST_MIB)
+        int, typer.Option("--size-mb", help=f"MiB of the file that is used, {SMALLEST_MIB} at least.")
     ] = 1024,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="Of each measurement; there are some forty.", min=0.01, max=60)
+        float, typer.Option("--seconds", help="Of each measurement, 0.01 to 60; there are some forty.")
     ] = 0.3,
     json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:
@@ -39,6 +39,7 @@ def bench_disk(
     """
     import json as text
 
+    _check_ranges(size_mb, seconds)
     size = _checked(directory, size_mb)
     if size < size_mb:
         typer.echo(
@@ -57,6 +58,17 @@ def bench_disk(
         f"{rates}, {record['threads']} + {record['threads']} threads of 8 MiB"
         + (f"; kept in {kept}" * bool(kept))
     )
+
+
+def _check_ranges(size_mb: int, seconds: float) -> None:
+    problems = []
+    if size_mb < SMALLEST_MIB:
+        what = f"--size-mb {size_mb}: a file of less than {SMALLEST_MIB} MiB says little of a drive."
+        problems.append(Problem(what=what, fix=f"--size-mb {SMALLEST_MIB}"))
+    if not 0.01 <= seconds <= 60:
+        problems.append(Problem(what=f"--seconds {seconds:g} is not from 0.01 to 60.", fix="--seconds 0.3"))
+    if problems:
+        raise UserError(problems=problems)
 
 
 def _checked(directory: Path, size_mb: int) -> int:
@@ -109,8 +121,6 @@ def _run(arguments: list[str], seconds: float) -> list[dict[str, Any]]:
         finally:
             process.terminate()
     if not lines or "done" not in lines[-1]:
-        from muon_offload_cli.errors import Problem
-
         found = lines[-1].get("problems", []) if lines else []
         raise UserError(
             problems=[
@@ -121,7 +131,13 @@ def _run(arguments: list[str], seconds: float) -> list[dict[str, Any]]:
                 )
                 for problem in found
             ]
-            or [Problem(what=f"the measurement ended early (exit code {process.returncode}).", exit_code=3)]
+            or [
+                Problem(
+                    what=f"the measurement ended early (exit code {process.returncode}).",
+                    fix="see what it printed above",
+                    exit_code=3,
+                )
+            ]
         )
     return lines
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muon_offload_cli.cli.check_config import RecipeDirectories, Words
+from muon_offload_cli.cli.check_config import Here, RecipeDirectories, Words
 from muon_offload_cli.cli.problems import another_place
 from muon_offload_cli.errors import wrong
 
@@ -50,9 +50,7 @@ def disk_plan(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the plan: .svg, .html or .png.")
     ] = None,
-    here: Annotated[
-        bool, typer.Option("--here", help="Judge against this machine, whatever cluster the recipe names.")
-    ] = False,
+    here: Here = False,
 ) -> None:
     """Plan a run byte for byte without starting it.
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from muon_offload_cli.config.model_schema import ModelConfig, MoeConfig
 from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.flags import LAYOUT_OPT_IN
-from muon_offload_cli.config.schema import Config, DataSource, Engine, ModelConfig, MoeConfig
+from muon_offload_cli.config.schema import Config, DataSource, Engine
 from muon_offload_cli.config.vocabulary import uses_hf_tokenizer, vocabulary_size
 from muon_offload_cli.units import round_up
 

@@ -300,11 +300,13 @@ def test_what_is_no_drive_is_not_measured(
     assert "fix: " in told
 
 
-def test_a_file_that_is_too_small_to_measure_with_is_refused_by_its_option(
+def test_a_file_too_small_and_a_time_out_of_range_are_refused_together_with_what_will_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(["bench-disk", str(tmp_path), "--size-mb", "8"]) == 2
-    assert "--size-mb" in capsys.readouterr().err
+    assert main.run(["bench-disk", str(tmp_path), "--size-mb", "8", "--seconds", "nan"]) == 2
+    told = capsys.readouterr().err
+    assert "fix: --size-mb 64" in told
+    assert "fix: --seconds 0.3" in told
 
 
 def test_a_file_that_is_larger_than_the_drive_allows_is_cut_and_that_is_said(

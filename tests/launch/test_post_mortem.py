@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from muon_offload_cli.launch.post_mortem import Evidence, MachineFigures, PostMortem, explain
+from muon_offload_cli.launch.cause import MachineFigures
+from muon_offload_cli.launch.post_mortem import Evidence, PostMortem, explain
 from muon_offload_cli.launch.torchrun_log import early_output, rank_exits
 from muon_offload_cli.records import RankReport
 

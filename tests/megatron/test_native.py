@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.megatron import native, native_contract
+from muon_offload_cli.megatron import native, native_contract, native_installation
 from muon_offload_cli.megatron.attach import install
 from muon_offload_cli.offload import mapped_buffers
 from muon_offload_cli.offload.mapped_buffers import MappedBuffers
@@ -245,7 +245,7 @@ def one_module_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def stacking(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(globals(), "install", native.NativeInstallation)
+    patch.setitem(globals(), "install", native_installation.NativeInstallation)
 
 
 def sparse(patch: pytest.MonkeyPatch) -> None:
