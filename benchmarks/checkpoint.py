@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common import raw_mixed_gb_s, reports_of, steps_of, train_command
+from limits import add_drive_option, steady_drive
 
 from muon_offload_cli.checkpoints.names import SAVING, step_folder
 from muon_offload_cli.records import RankReport
@@ -73,8 +74,11 @@ def main() -> None:
     options = _options()
     results: list[Result] = []
     raw: list[float] = []
-    print(HEADER, flush=True)
-    with tempfile.TemporaryDirectory(prefix="muon-bench-", dir=options.directory) as scratch:
+    with (
+        steady_drive(options.directory, options.drive_mb_s),
+        tempfile.TemporaryDirectory(prefix="muon-bench-", dir=options.directory) as scratch,
+    ):
+        print(HEADER, flush=True)
         for way in options.ways:
             raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
             results.append(_measure(way, options, Path(scratch)))
@@ -85,7 +89,7 @@ def main() -> None:
     for result in results:
         print(_line(result, results[0], raw))
     print(f"recipe {options.recipe}, {' '.join(options.overrides)}")
-    print("raw mixed bandwidth before, between and after (GB/s): " + " ".join(f"{r:.2f}" for r in raw))
+    print("raw mixed bandwidth before, between and after (GB/s): " + " ".join(f"{r:.4g}" for r in raw))
 
 
 HEADER = (
@@ -195,6 +199,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--recipe", default="tiny", help="tiny is made larger, see SMALL")
     parser.add_argument("--ways", nargs="+", default=["host", "disk:auto", "disk:0"])
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
+    add_drive_option(parser)
     parser.add_argument("--raw-gib", type=float, default=1.0, help="file size of the raw measurement")
     parser.add_argument("overrides", nargs="*", help="further key=value for the recipe")
     options = parser.parse_args()

@@ -2,35 +2,39 @@
 
 Each way is one `muon-offload train` of the same recipe, data and steps, one after the other; raw drive
 bandwidth (reads and writes at once, same kind of buffers) is measured between them. One table: seconds a step
-(median without the first), ratio to resident, what stood still, what the drive did, peaks, and whether losses
-and hashes of weights, masters and momenta are the same bits.
+(median without the first), ratio to resident, what stood still, what the drive did (as a ratio to raw while
+any request was under way, and over whole steps), peaks, and whether losses and hashes of weights, masters and
+momenta are the same bits.
 
     python benchmarks/step.py                                  # recipe tiny, CPU ranks, about 3 minutes
     python benchmarks/step.py --recipe gpt_2b9 --steps 6 --directory /nvme/muon
     python benchmarks/step.py --recipe gpt_2b9 --memory-max-gib 16 --ways mapped disk:auto disk:0
 
-`--memory-max-gib` needs cgroup v2 and the right to make a group (root).
+`--memory-max-gib` and `--drive-mb-s` need the right to make control groups (root). A drive held to less than
+it can do is steady, so that bandwidths compare to a percent.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common import losses_of, raw_mixed_gb_s, reports_of, steps_of, train_command
+from limits import add_drive_option, memory_limit, steady_drive
 
 from muon_offload_cli.records import RankReport, StepRecord
 
-GROUPS = Path("/sys/fs/cgroup")
+IN_STAT = {"anon": "anon", "file": "file", "rss": "anon", "cache": "file"}
+"""What memory.stat calls them, in either version."""
 WAYS = ("none", "host", "mapped", "disk:auto", "disk:half", "disk:0")
 
 
@@ -54,11 +58,20 @@ class Result:
         return statistics.median(sum(getattr(r, name) for r in step) for step in self.steps[1:])
 
     @property
+    def moved(self) -> int:
+        """Bytes read and written in the steady steps."""
+        return sum(r.bytes_read + r.bytes_written for step in self.steps[1:] for r in step)
+
+    @property
     def streaming_gb_s(self) -> float:
-        """Bytes of the steady steps over the time in which any request was under way."""
+        """What moved, over the time in which any request was under way."""
         busy = sum(max(r.io_busy_s for r in step) for step in self.steps[1:])
-        moved = sum(r.bytes_read + r.bytes_written for step in self.steps[1:] for r in step)
-        return moved / busy / 1e9 if busy else 0.0
+        return self.moved / busy / 1e9 if busy else 0.0
+
+    @property
+    def whole_gb_s(self) -> float:
+        """What moved, over all of the steady steps."""
+        return self.moved / sum(max(r.seconds for r in step) for step in self.steps[1:]) / 1e9
 
     @property
     def losses(self) -> list[float | None]:
@@ -73,26 +86,29 @@ def main() -> None:
     options = _options()
     results: list[Result] = []
     raw: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="muon-bench-", dir=options.directory) as scratch:
+    with (
+        steady_drive(options.directory, options.drive_mb_s) as group,
+        tempfile.TemporaryDirectory(prefix="muon-bench-", dir=options.directory) as scratch,
+    ):
         for way in options.ways:
             raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
-            results.append(_run(way, options, Path(scratch), results))
+            results.append(_run(way, options, Path(scratch), results, group))
             print(_line(results[-1], results, raw), flush=True)
         raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
     print()
     print(HEADER)
     for result in results:
         print(_line(result, results, raw))
-    limit = f", memory.max {options.memory_max_gib} GiB" if options.memory_max_gib else ""
+    limit = f", memory {options.memory_max_gib} GiB" if options.memory_max_gib else ""
     print(f"recipe {options.recipe}, {options.steps} steps, {' '.join(options.overrides)}{limit}")
-    print("raw mixed bandwidth before, between and after (GB/s): " + " ".join(f"{r:.2f}" for r in raw))
+    print("raw mixed bandwidth before, between and after (GB/s): " + " ".join(f"{r:.4g}" for r in raw))
     for result in results:
         if result.steps:
             print(f"losses {result.way}: {result.losses}")
 
 
 HEADER = (
-    f"{'way':<10} {'s/step':>8} {'x first':>8} {'stall s':>8} {'I/O GB/s':>9} {'x raw':>6} "
+    f"{'way':<10} {'s/step':>8} {'x first':>8} {'stall s':>8} {'I/O GB/s':>9} {'x raw':>6} {'step':>6} "
     f"{'disk GB':>8} {'host GB':>8} {'GPU peak':>9} {'build':>7} {'anon':>7} {'file':>7}  same bits"
 )
 
@@ -109,20 +125,23 @@ def _line(result: Result, results: list[Result], raw: list[float]) -> str:
     build = max(report.build_gpu_peak_bytes for report in result.reports) / 1e9
     return (
         f"{result.way:<10} {result.seconds:8.3f} {result.seconds / first.seconds:8.2f} "
-        f"{result.median('wait_s'):8.2f} {streaming:9.2f} {streaming / statistics.median(raw):6.2f} "
+        f"{result.median('wait_s'):8.2f} {streaming:9.4g} {streaming / statistics.median(raw):6.3f} "
+        f"{result.whole_gb_s / statistics.median(raw):6.3f} "
         f"{disk:8.2f} {host:8.2f} {peak:9.2f} {build:7.2f} {result.peaks.get('anon', 0):7.2f} "
         f"{result.peaks.get('file', 0):7.2f}  {'yes' if same else 'NO'}"
     )
 
 
-def _run(way: str, options: argparse.Namespace, scratch: Path, earlier: list[Result]) -> Result:
+def _run(
+    way: str, options: argparse.Namespace, scratch: Path, earlier: list[Result], inside: Path | None
+) -> Result:
     engine, _, budget = way.partition(":")
     folder = scratch / f"run_{way.replace(':', '_')}"
     priced = f"{engine}:{_budget_gb(budget, earlier)}" if budget else engine
     more = (f"train.steps={options.steps}", "run.digest=true")
     command = train_command(options.recipe, options.overrides, priced, folder, *more)
     result = Result(way=way)
-    with _group(options.memory_max_gib) as group:
+    with memory_limit(options.memory_max_gib, inside) as group:
 
         def enter() -> None:
             if group is not None:
@@ -131,8 +150,13 @@ def _run(way: str, options: argparse.Namespace, scratch: Path, earlier: list[Res
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=enter
         )
-        with _watching(group, result.peaks):
-            output, _ = process.communicate()
+        try:
+            with _watching(group, result.peaks):
+                output, _ = process.communicate()
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait()
     result.exit_code = process.returncode
     result.last_line = next((line for line in reversed(output.splitlines()) if line.strip()), "")
     result.reports, result.steps = reports_of(folder), steps_of(folder)
@@ -150,30 +174,6 @@ def _budget_gb(budget: str, earlier: list[Result]) -> str:
 
 
 @contextmanager
-def _group(memory_max_gib: float | None) -> Iterator[Path | None]:
-    """Make a control group with a memory limit for one run; None without a limit."""
-    if memory_max_gib is None:
-        yield None
-        return
-    # Limits apply to children only where the parent hands the controller down.
-    (GROUPS / "cgroup.subtree_control").write_text("+memory")
-    group = Path(tempfile.mkdtemp(prefix="muon_bench_", dir=GROUPS))
-    try:
-        (group / "memory.max").write_text(str(round(memory_max_gib * 2**30)))
-        swap = group / "memory.swap.max"
-        if swap.exists():
-            swap.write_text("0")
-        yield group
-    finally:
-        for _ in range(100):
-            try:
-                group.rmdir()
-                break
-            except OSError:
-                time.sleep(0.1)
-
-
-@contextmanager
 def _watching(group: Path | None, peaks: dict[str, float]) -> Iterator[None]:
     """Sample the group's anonymous and file memory (GB) until the run ends."""
     stop = threading.Event()
@@ -182,8 +182,8 @@ def _watching(group: Path | None, peaks: dict[str, float]) -> Iterator[None]:
         while group is not None and not stop.wait(0.2):
             for line in (group / "memory.stat").read_text().splitlines():
                 name, _, value = line.partition(" ")
-                if name in ("anon", "file", "unevictable"):
-                    peaks[name] = max(peaks.get(name, 0.0), int(value) / 1e9)
+                if name in IN_STAT:
+                    peaks[IN_STAT[name]] = max(peaks.get(IN_STAT[name], 0.0), int(value) / 1e9)
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -203,6 +203,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--memory-max-gib", type=float)
+    add_drive_option(parser)
     parser.add_argument("--raw-gib", type=float, default=1.0, help="file size of the raw measurement")
     parser.add_argument("overrides", nargs="*", help="further key=value for the recipe")
     return parser.parse_args()

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from limits import add_drive_option, steady_drive
+
 from muon_offload_cli.storage.buffer import HostBuffer
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent, lay_out
@@ -33,6 +35,11 @@ Move = Callable[[str, Extent, int], None]
 
 def main() -> None:
     options = _options()
+    with steady_drive(options.directory, options.drive_mb_s):
+        _compare(options)
+
+
+def _compare(options: argparse.Namespace) -> None:
     threads, request = options.threads, int(options.request_mib * MIB)
     size = int(options.gib * GIB)
     extents = lay_out([request] * max(2, size // request))
@@ -77,7 +84,7 @@ def main() -> None:
     for name, rates in figures.items():
         median = statistics.median(rates)
         gb = [rate / 1e9 for rate in (median, min(rates), max(rates))]
-        print(f"{name:<8} {gb[0]:7.2f} {gb[1]:7.2f} {gb[2]:7.2f} {median / raw:6.2f}")
+        print(f"{name:<8} {gb[0]:7.4g} {gb[1]:7.4g} {gb[2]:7.4g} {median / raw:6.3f}")
     names = ("descriptors", "mappings", "resident")
     print(
         "growth over the rounds: "
@@ -151,6 +158,7 @@ def _options() -> argparse.Namespace:
         "--directory", type=Path, required=True, help="absolute folder on the drive to measure"
     )
     parser.add_argument("--gib", type=float, default=1.0, help="size of the file; half is read, half written")
+    add_drive_option(parser)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=8, help="readers, and as many writers")
     parser.add_argument("--request-mib", type=float, default=8.0)

@@ -7,6 +7,9 @@ MIB = 1024**2
 GIB = 1024**3
 TIB = 1024**4
 
+PIECE_BYTES = 8 * MIB
+"""Size of one disk request, and the most of a checkpoint's piece: the knee measured in docs/lab-log.md."""
+
 
 def format_bytes(num_bytes: float) -> str:
     """Write a byte count with two decimals in the largest fitting binary unit, ``3.38 GiB``."""

@@ -12,10 +12,9 @@ from typing import Any, Self
 import xxhash
 
 from muon_offload_cli.checkpoints.names import SEAL, replace_text
-from muon_offload_cli.units import MIB
+from muon_offload_cli.units import PIECE_BYTES
 
 FORMAT = 1
-PIECE_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -134,11 +134,11 @@ def _keep(directory: Path, cases: list[dict[str, Any]]) -> tuple[dict[str, Any],
 
     from muon_offload_cli.machine.drives import DriveRecord, remember
     from muon_offload_cli.machine.filesystem import inspect
-    from muon_offload_cli.units import MIB
+    from muon_offload_cli.units import PIECE_BYTES
 
     both = [case for case in cases if case["way"] == "both"]
-    # The engine asks for 8 MiB with 8 threads a direction; on a small file, the nearest that was measured.
-    best = min(both, key=lambda case: (abs(case["request_bytes"] - 8 * MIB), abs(case["threads"] - 8)))
+    # What the engine asks for, with 8 threads a direction; on a small file, the nearest that was measured.
+    best = min(both, key=lambda case: (abs(case["request_bytes"] - PIECE_BYTES), abs(case["threads"] - 8)))
     record = DriveRecord(
         host=socket.gethostname(),
         mount_point=inspect(directory).mount_point,

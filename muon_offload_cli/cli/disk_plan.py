@@ -114,22 +114,23 @@ def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
     from muon_offload_cli.cli.planning import headroom_bytes
     from muon_offload_cli.machine.drives import local_mounts
     from muon_offload_cli.machine.filesystem import inspect
-    from muon_offload_cli.planner.fit import Place, cluster_place, judge_fit
+    from muon_offload_cli.planner.fit import judge_fit
     from muon_offload_cli.planner.settings import offload_settings
+    from muon_offload_cli.planner.space import NodeSpace, cluster_space
 
     settings = offload_settings(config)
     if not judged:
-        return judge_fit(plan, cluster_place(config), settings, planner.plan)
+        return judge_fit(plan, cluster_space(config), settings, planner.plan)
     directories = config.offload.directory if plan.heaviest_node.disk_bytes else None
     saved = config.checkpoint.directory
-    place = Place(
+    space = NodeSpace(
         mounts=[inspect(Path(directory)) for directory in directories or ()],
         others=local_mounts(),
         headroom_bytes=headroom_bytes(),
         checkpoints=_checkpoints(config),
-        checkpoint_device=None if saved is None else inspect(Path(saved).absolute()).device,
+        checkpoint_mount=None if saved is None else inspect(Path(saved).absolute()),
     )
-    return judge_fit(plan, place, settings, planner.plan)
+    return judge_fit(plan, space, settings, planner.plan)
 
 
 def _checkpoints(config: Config) -> int:

@@ -32,7 +32,6 @@ def figures(
 ) -> list[tuple[str, str]]:
     """Return the figures of a plan as label and text."""
     rank, node = plan.heaviest.figures, plan.heaviest_node
-    traffic = rank.traffic
     lines = [
         ("model", _model(plan)),
         ("one checkpoint", format_bytes(plan.checkpoint_bytes)),
@@ -73,8 +72,8 @@ def figures(
         ),
         (
             "a step moves",
-            f"{format_bytes(traffic.read)} read, {format_bytes(traffic.written)} written a rank; "
-            f"{format_bytes(node.read)} read, {format_bytes(node.written)} written a node",
+            f"{format_bytes(rank.each_way_bytes)} a rank, {format_bytes(node.each_way_bytes)} a node, "
+            "each way: read, and as much written",
         ),
     ]
     if fit.needed_bytes:
@@ -98,7 +97,7 @@ def in_three_lines(plan: RunPlan) -> list[tuple[str, str]]:
         (
             "heaviest node",
             f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(host)} of host memory; "
-            f"a step reads {format_bytes(node.read)} and writes {format_bytes(node.written)}",
+            f"a step reads {format_bytes(node.each_way_bytes)} and writes as much",
         ),
     ]
 
@@ -245,7 +244,7 @@ def _rooms(config: Config, plan: RunPlan, fit: Fit) -> Iterator[str]:
 
 
 def _wait(plan: RunPlan, bandwidth: Bandwidth | None, cost: StepCost | None) -> str:
-    if not plan.heaviest_node.written:
+    if not plan.heaviest_node.each_way_bytes:
         return "for no drive"
     if bandwidth is None or cost is None:
         return "not known: give --bandwidth READ,WRITE or run muon-offload bench-disk DIRECTORY"

@@ -130,13 +130,13 @@ def layouts_here(
 
 
 def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
-    """Return what the rules need to know of the plan; nothing where no engine moves state.
+    """Return what the rules need to know of the plan.
 
     Args:
         config: The composed run, ``offload.host_memory_gb`` a number.
         written: Keys that the user wrote.
     """
-    plan = None if config.offload.engine is Engine.none else plan_of(config, written)
+    plan = plan_of(config, written)
     if plan is None:
         return PlannedFacts()
     largest, node = plan.largest, plan.nodes[config.launcher.node_rank]

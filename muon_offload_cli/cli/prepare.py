@@ -46,7 +46,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PreparedRun:
     """A run that may start.
 
     Attributes:
@@ -126,7 +126,7 @@ def _resumes_wrongly(problems: Sequence[Problem]) -> bool:
     )
 
 
-def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepared:
+def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> PreparedRun:
     """Judge a run that is about to start here, and settle what depends on this machine.
 
     Raises:
@@ -134,7 +134,7 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     """
     judged = judge(words, recipe_directories, here=True, start=True)
     judged.refuse()
-    return Prepared(config=resolve_directory(judged.config), remarks=judged.problems, facts=judged.facts)
+    return PreparedRun(config=resolve_directory(judged.config), remarks=judged.problems, facts=judged.facts)
 
 
 def _choose_device(config: Config, written: Set[str], num_gpus: int) -> list[Problem]:

@@ -1,14 +1,15 @@
-"""The memory controller of this process's control group, version 1 or 2.
+"""This process's control groups, version 1 or 2, and what they say of its memory.
 
 Files and meanings: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the Linux kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from muon_offload_cli.machine.mounts import MountEntry, read_mounts
+from muon_offload_cli.machine.mounts import read_mounts
 
 _NO_LIMIT_V1 = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of the page size that a signed 64-bit number holds."""
@@ -61,46 +62,48 @@ class MemoryGroup:
 def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     """Return the groups whose memory limits bind this process, its own first; empty without control groups.
 
-    In a container, the path in ``/proc/self/cgroup`` may be the host's and not exist under the mount that the
-    container sees; the groups that can be seen are returned then, down from the mount's root.
-
     Args:
         root: Where ``proc`` and the mount points are looked for.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = read_mounts(root / "proc/self/mountinfo")
-    except OSError:
-        return []
-    paths = {}
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        paths[controllers] = path
-    for version, mount in _memory_mounts(mounts):
-        own = next((p for c, p in paths.items() if _is_memory(c, version)), None)
-        if own is None:
-            continue
-        top = root / mount.mount_point.lstrip("/")
-        inside = _below(own, mount.root)
+    for version, folders in own_folders("memory", root):
         groups = [
-            MemoryGroup(directory=directory, version=version)
-            for directory in _upwards(top, inside)
-            if _has_memory_files(directory, version)
+            MemoryGroup(directory=folder, version=version)
+            for folder in folders
+            if _has_memory_files(folder, version)
         ]
         if groups:
             return groups
     return []
 
 
-def _memory_mounts(mounts: list[MountEntry]) -> list[tuple[int, MountEntry]]:
-    """Version 1 first: where both are mounted, the memory controller belongs to one of them, and only a
-    version 1 mount names it."""
-    v1 = [(1, entry) for entry in mounts if entry.kind == "cgroup" and "memory" in entry.options]
-    return v1 + [(2, entry) for entry in mounts if entry.kind == "cgroup2"]
+def own_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, list[Path]]]:
+    """Yield version and folders of each mounted hierarchy, from this process's own up to the mount's top.
 
+    Version 1 comes first: where both are mounted, a controller belongs to one of them, and only a version 1
+    mount names it. In a container, the path in ``/proc/self/cgroup`` may be the host's and not exist under
+    the mount that the container sees, so a folder need not exist.
 
-def _is_memory(controllers: str, version: int) -> bool:
-    return controllers == "" if version == 2 else "memory" in controllers.split(",")
+    Args:
+        controller: Its name in version 1, such as ``memory`` or ``blkio``.
+        root: Where ``proc`` and the mount points are looked for.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = read_mounts(root / "proc/self/mountinfo")
+    except OSError:
+        return
+    paths: dict[str, str] = {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    v1 = [
+        (1, entry, controller) for entry in mounts if entry.kind == "cgroup" and controller in entry.options
+    ]
+    v2 = [(2, entry, "") for entry in mounts if entry.kind == "cgroup2"]
+    for version, mount, name in v1 + v2:
+        if name in paths:
+            top = root / mount.mount_point.lstrip("/")
+            yield version, _upwards(top, _below(paths[name], mount.root))
 
 
 def _below(path: str, mount_root: str) -> str:

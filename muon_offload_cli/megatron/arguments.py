@@ -12,7 +12,8 @@ from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.machine.filesystem import inspect
 from muon_offload_cli.machine.write_test import write_test
 from muon_offload_cli.offload.directories import directories_of
-from muon_offload_cli.offload.settings import PIECE_ALIGNMENT, OffloadSettings
+from muon_offload_cli.offload.settings import OffloadSettings
+from muon_offload_cli.storage.extent import ALIGNMENT
 from muon_offload_cli.units import GIB, MIB
 
 ENGINES = ("disk", "mapped", "host")
@@ -61,7 +62,7 @@ def make_settings(
     expect(_in_range(chunk_mb, 0, LARGEST), "chunk_mb", chunk_mb, "0 or more MiB")
     expect(_in_range(fraction, 0, 1), "fraction", fraction, "a number from 0 to 1")
     expect(_in_range(host_memory_gb, 0, LARGEST), "host_memory_gb", host_memory_gb, "0 or more GiB")
-    local_ranks, local_rank = os.environ.get("LOCAL_WORLD_SIZE", "1"), os.environ.get("LOCAL_RANK", "0")
+    local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     sharing = int(local_ranks) if ranks_per_node is None and local_ranks.isdecimal() else ranks_per_node
     expect(_is_count(sharing), "ranks_per_node", ranks_per_node, "1 or more")
     expect(_is_count(windows), "windows", windows, "1 or more")
@@ -69,15 +70,19 @@ def make_settings(
         raise UserError(problems=problems)
     return OffloadSettings(
         engine=engine,
-        directories=directories_of(
-            directories, ranks=sharing, local_rank=int(local_rank) if local_rank.isdecimal() else 0
-        ),
+        directories=directories_of(directories, ranks=sharing, local_rank=local_rank()),
         # Rounded up: 0 bytes would mean one chunk of everything.
         chunk_bytes=math.ceil(chunk_mb * MIB),
         fraction=fraction,
         host_bytes=round(host_memory_gb * GIB) // sharing,
         windows=windows,
     )
+
+
+def local_rank() -> int:
+    """Return this process's number among the ranks of its node; 0 where torchrun does not say it."""
+    given = os.environ.get("LOCAL_RANK", "")
+    return int(given) if given.isdecimal() else 0
 
 
 def differences(present: OffloadSettings, asked: OffloadSettings) -> str:
@@ -117,7 +122,7 @@ def _why_not_on(directory: Path) -> Problem | None:
         elif not mount.writable:
             reason = f"{mount.existing} is not writable by this user"
         else:
-            error = write_test(mount.existing, PIECE_ALIGNMENT)
+            error = write_test(mount.existing, ALIGNMENT)
             reason = f"it is on {mount.mount_point} ({mount.kind}): {error}" if error else ""
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = f"it cannot be looked at: {error}"

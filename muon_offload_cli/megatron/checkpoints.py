@@ -22,6 +22,7 @@ from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import shapes_of
 from muon_offload_cli.errors import UserError, does_not_fit
 from muon_offload_cli.machine.resident import resident_growth
+from muon_offload_cli.megatron.adam_state import collect_one_at_a_time
 from muon_offload_cli.megatron.checkpoint_io import Incoming, Outgoing
 from muon_offload_cli.megatron.load_differences import demand_same_tensors, first_user_error
 from muon_offload_cli.megatron.observer import Observer
@@ -103,6 +104,7 @@ class Checkpoints:
             with self._sources() as sources, Substitutions() as stack:
                 outgoing = Outgoing(sources)
                 outgoing.replace_in(stack)
+                collect_one_at_a_time(stack)
                 _stop_at_first_error(stack, outgoing, directory)
                 stack.replace(args, "save", str(growing))
                 with small_files_told(directory):
@@ -192,6 +194,7 @@ class Checkpoints:
         folder = step_folder(Path(resume.source), resume.step)
         with resident_growth() as growth, self._sources() as sources, Substitutions() as stack:
             Incoming(folder, Seal.read(folder), sources).replace_in(stack)
+            collect_one_at_a_time(stack)
             demand_same_tensors(stack, folder)
             keep_own_settings(stack)
             load_into_present_groups(stack)

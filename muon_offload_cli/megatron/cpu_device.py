@@ -8,7 +8,7 @@ run over gloo. Meant for laptops, login nodes and CI: the numerics are those of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,13 +29,7 @@ TYPE_NAMES = {
 class _CudaMeansCpu(TorchFunctionMode):
     """Turns every request for a CUDA device into one for the CPU: literals, ints, ``.cuda()``, ``.to()``."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0]

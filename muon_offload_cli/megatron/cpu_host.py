@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -32,13 +32,7 @@ class _HostIsNotDevice(TorchFunctionMode):
         self._pinned: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
         self._mapped: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func == _IS_CUDA:  # a new object at each access
             address = _address(args[0])

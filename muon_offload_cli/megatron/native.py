@@ -22,6 +22,7 @@ import torch
 from muon_offload_cli.errors import does_not_fit, wrong
 from muon_offload_cli.machine.numa import NearDevice
 from muon_offload_cli.megatron import native_contract
+from muon_offload_cli.megatron.arguments import local_rank
 from muon_offload_cli.megatron.state_census import PLAIN_MUON_BYTES
 from muon_offload_cli.offload.mapped_buffers import MappedBuffers
 from muon_offload_cli.offload.plan import Tier
@@ -49,8 +50,7 @@ def make_mapped_offloader(
             "mapped buffers need a directory", "offload.directory=/absolute/folder", "offload.directory"
         )
     # Its buffers are files of their own, so a rank has one directory where others of ours would be striped.
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    directory = settings.directories[local_rank % len(settings.directories)]
+    directory = settings.directories[local_rank() % len(settings.directories)]
 
     class MappedOptimizerStateOffloader(native):  # type: ignore[misc]
         """Megatron's chunked offloader whose host tensors are the pages of files.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import os
 import sys
 from typing import Any, NoReturn
 
@@ -13,6 +12,7 @@ import torch
 from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.config.vocabulary import tokenizer_folder
 from muon_offload_cli.errors import wrong
+from muon_offload_cli.megatron.arguments import local_rank
 from muon_offload_cli.megatron.attach import install
 from muon_offload_cli.megatron.checkpoints import Checkpoints
 from muon_offload_cli.megatron.cpu_device import cpu_device
@@ -77,8 +77,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
                 observer.built(optimizer)
                 checkpoints.built(optimizer)
 
-            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-            stack.enter_context(install(offload_settings(config, local_rank=local_rank), built))
+            stack.enter_context(install(offload_settings(config, local_rank=local_rank()), built))
         if config.megatron.entrypoint is not None:
             run_script(config.megatron.entrypoint, [*flags, *config.megatron.script_args])
             if not observer.report.last_step:

@@ -21,6 +21,7 @@ from muon_offload_cli.offload.io_meter import IoMeter
 from muon_offload_cli.offload.lane import Lane
 from muon_offload_cli.offload.ordered_thread import OrderedThread
 from muon_offload_cli.offload.window import Window
+from muon_offload_cli.offload.write_queue import WriteQueue
 from muon_offload_cli.storage.checksums import Checksums
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.ring import Slot, StagingRing
@@ -131,18 +132,22 @@ class StagedMover(Mover):
         self._readers = ThreadPoolExecutor(threads, thread_name_prefix="muon-read")
         self._writers = ThreadPoolExecutor(threads, thread_name_prefix="muon-write")
         self._arriving: deque[_Arrival] = deque()
+        self._unwritten = WriteQueue()
         self._dispatcher = OrderedThread("muon-dispatch", lambda: None, self._dispatch_failed)
 
     def prefetch(self, extent: Extent, after: Future[None] | None) -> None:
         """Read ahead as far as free staging buffers reach; see `Mover.prefetch`."""
         arrival = _Arrival(extent)
         self._arriving.append(arrival)
+        if after is not None:
+            self._unwritten.await_chunk(extent)
         self._dispatcher.submit(lambda: self._dispatch(arrival, after))
 
     def _dispatch(self, arrival: _Arrival, after: Future[None] | None) -> None:
+        extent = arrival.extent
         if after is not None:
             after.result()
-        extent = arrival.extent
+            self._unwritten.first_is_written()
         for start, end in _spans(extent.nbytes, self._read_ring.slot_bytes):
             slot = self._read_ring.acquire()
             piece = Extent(extent.offset + start, end - start)
@@ -190,8 +195,18 @@ class StagedMover(Mover):
             lanes.wait(mark)
             emptied(end, mark)
             piece = Extent(extent.offset + start, end - start)
-            written.append(self._writers.submit(self._write, piece, slot))
+            written.append(self._unwritten.put(extent, piece, slot))
+            self._writers.submit(self._write_next)
         return all_of(written)
+
+    def _write_next(self) -> None:
+        piece, slot, done = self._unwritten.take()
+        try:
+            self._write(piece, slot)
+        except BaseException as error:  # noqa: BLE001 - a thread's boundary: whoever waits raises the error
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
     def _write(self, piece: Extent, slot: Slot) -> None:
         try:
@@ -234,9 +249,7 @@ def all_of(futures: list[Future[None]]) -> Future[None]:
             left -= 1
             if together.done():
                 return
-            if future.cancelled():
-                together.set_exception(RuntimeError("write-back was cancelled"))
-            elif error := future.exception():
+            if error := future.exception():
                 together.set_exception(error)
             elif left == 0:
                 together.set_result(None)

@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from muon_offload_cli.units import MIB, round_up
-
-PIECE_BYTES = 8 * MIB
-"""Size of one disk request: the knee of the measured curves, see docs/lab-log.md."""
-
-PIECE_ALIGNMENT = 4096
-"""Bytes; a request's size is a multiple, as direct I/O needs."""
+from muon_offload_cli.storage.extent import ALIGNMENT
+from muon_offload_cli.units import MIB, PIECE_BYTES, round_up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +42,7 @@ class OffloadSettings:
         Args:
             stored_bytes: Size of the store that they serve; more buffers than it has pieces are never used.
         """
-        piece_bytes = round_up(
-            min(PIECE_BYTES, self.chunk_bytes or PIECE_BYTES, stored_bytes), PIECE_ALIGNMENT
-        )
+        piece_bytes = round_up(min(PIECE_BYTES, self.chunk_bytes or PIECE_BYTES, stored_bytes), ALIGNMENT)
         return max(
             1, min(self.staging_bytes // piece_bytes // 2, -(-stored_bytes // piece_bytes))
         ), piece_bytes

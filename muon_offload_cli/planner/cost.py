@@ -54,13 +54,10 @@ def step_cost(node: NodeTotal, bandwidth: Bandwidth, compute_s: float | None = N
         bandwidth: Of that node.
         compute_s: Seconds of forward and backward.
     """
-    read_s, written_s = node.read / bandwidth.read, node.written / bandwidth.written
-    floor = max(read_s, written_s)
-    exposed = max(
-        (node.read - node.read_behind) / bandwidth.read,
-        (node.written - node.written_behind) / bandwidth.written,
-    )
-    hidden = floor - exposed
+    # As much is written as is read.
+    slower = min(bandwidth.read, bandwidth.written)
+    floor = node.each_way_bytes / slower
+    hidden = node.each_way_behind_bytes / slower
     if compute_s is not None:
         hidden = min(hidden, compute_s)
     return StepCost(floor_s=floor, behind_s=hidden, exposed_s=floor - hidden, compute_s=compute_s)

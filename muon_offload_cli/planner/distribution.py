@@ -25,7 +25,7 @@ BUCKET_A_RANK = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """What tells ranks apart.
 
     Attributes:
@@ -54,19 +54,19 @@ class Share:
     held_elements: int
 
 
-def place_of(rank: int, sizes: Topology) -> Place:
+def place_of(rank: int, sizes: Topology) -> RankPlace:
     """Return a rank's place; ranks are numbered tensor- before data- before pipeline-parallel.
 
     Order ``tp-cp-ep-dp-pp`` (megatron/core/parallel_state.py, RankGenerator).
     """
     per_stage = sizes.world_size // sizes.pp
     stage, local = divmod(rank, per_stage)
-    return Place(stage=stage, dense=local // sizes.tp, expert=local // (sizes.etp * sizes.ep))
+    return RankPlace(stage=stage, dense=local // sizes.tp, expert=local // (sizes.etp * sizes.ep))
 
 
-def ranks_by_place(sizes: Topology) -> dict[Place, list[int]]:
+def ranks_by_place(sizes: Topology) -> dict[RankPlace, list[int]]:
     """Return all ranks of each kind."""
-    kinds: dict[Place, list[int]] = {}
+    kinds: dict[RankPlace, list[int]] = {}
     for rank in range(sizes.world_size):
         kinds.setdefault(place_of(rank, sizes), []).append(rank)
     return kinds
@@ -80,7 +80,7 @@ class Distribution:
         self._inventory = inventory
         self._stages: dict[int, _Stage] = {}
 
-    def share(self, place: Place) -> Share:
+    def share(self, place: RankPlace) -> Share:
         """Return what the ranks at `place` keep state for."""
         if place.stage not in self._stages:
             self._stages[place.stage] = _Stage(self._config, self._inventory, place.stage)
@@ -115,7 +115,7 @@ class _Stage:
             by_size = sorted(range(len(tensors)), key=lambda index: tensors[index].numel)
             self._assign([tensors[index] for index in by_size], [owners[index] for index in by_size])
 
-    def share(self, place: Place) -> Share:
+    def share(self, place: RankPlace) -> Share:
         dense, expert = self._muon[False][place.dense], self._muon[True][place.expert]
         return Share(
             muon=(*dense, *expert),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.offload.directories import bytes_by_directory
 from muon_offload_cli.offload.settings import OffloadSettings
-from muon_offload_cli.planner.distribution import Distribution, Place, Share, place_of, ranks_by_place
+from muon_offload_cli.planner.distribution import Distribution, RankPlace, Share, place_of, ranks_by_place
 from muon_offload_cli.planner.inventory import Inventory, take_inventory
 from muon_offload_cli.planner.rank import (
     ADAM_STATE_BYTES,
@@ -50,10 +50,8 @@ class NodeTotal:
         host_bytes: Host memory that holds state between steps.
         staging_bytes: Host memory of all staging rings.
         muon_state_bytes: Momenta, master weights and second moments, wherever they are.
-        read: Bytes that a step reads from its drives.
-        written: Bytes that a step writes to them.
-        read_behind: See `Traffic`.
-        written_behind: See `Traffic`.
+        each_way_bytes: What a step reads from its drives, and as much that it writes to them.
+        each_way_behind_bytes: See `RankFigures`.
         open_files: Files that offloaders keep open.
         maps: Mappings that they make.
     """
@@ -64,10 +62,8 @@ class NodeTotal:
     host_bytes: int
     staging_bytes: int
     muon_state_bytes: int
-    read: int
-    written: int
-    read_behind: int
-    written_behind: int
+    each_way_bytes: int
+    each_way_behind_bytes: int
     open_files: int
     maps: int
 
@@ -178,10 +174,10 @@ class Planner:
         place = place_of(rank, self.inventory.sizes)
         return self.inventory.stages[place.stage], self._distribution.share(place)
 
-    def _figures(self, settings: OffloadSettings) -> dict[Place, RankFigures]:
+    def _figures(self, settings: OffloadSettings) -> dict[RankPlace, RankFigures]:
         # Many ranks own the same shapes; each such list is planned once.
         planned: dict[object, RankFigures] = {}
-        figures: dict[Place, RankFigures] = {}
+        figures: dict[RankPlace, RankFigures] = {}
         for place in self._places:
             share = self._distribution.share(place)
             key = (
@@ -200,7 +196,7 @@ class Planner:
             figures[place] = planned[key]
         return figures
 
-    def _node_totals(self, figures: dict[Place, RankFigures]) -> tuple[NodeTotal, ...]:
+    def _node_totals(self, figures: dict[RankPlace, RankFigures]) -> tuple[NodeTotal, ...]:
         per_node = self._config.launcher.ranks_per_node
         of_rank = {rank: figures[place] for place, ranks in self._places.items() for rank in ranks}
         return tuple(
@@ -223,7 +219,7 @@ class Planner:
         ]
 
 
-def _kinds(figures: dict[Place, RankFigures], places: dict[Place, list[int]]) -> tuple[RankKind, ...]:
+def _kinds(figures: dict[RankPlace, RankFigures], places: dict[RankPlace, list[int]]) -> tuple[RankKind, ...]:
     alike: dict[tuple[int, RankFigures], list[int]] = {}
     for place, ranks in places.items():
         alike.setdefault((place.stage, figures[place]), []).extend(ranks)
@@ -248,10 +244,8 @@ def _node_total(node: int, ranks: Iterable[RankFigures]) -> NodeTotal:
         host_bytes=sum(rank.host_bytes for rank in own),
         staging_bytes=sum(rank.staging_bytes for rank in own),
         muon_state_bytes=sum(rank.muon_state_bytes for rank in own),
-        read=sum(rank.traffic.read for rank in own),
-        written=sum(rank.traffic.written for rank in own),
-        read_behind=sum(rank.traffic.read_behind for rank in own),
-        written_behind=sum(rank.traffic.written_behind for rank in own),
+        each_way_bytes=sum(rank.each_way_bytes for rank in own),
+        each_way_behind_bytes=sum(rank.each_way_behind_bytes for rank in own),
         open_files=sum(rank.open_files for rank in own),
         maps=sum(rank.maps for rank in own),
     )

@@ -36,26 +36,6 @@ GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
-    """Bytes that one optimizer step moves between this rank and its drive.
-
-    Steps go through the chunks forward and backward in turn, so that what the windows still hold is used
-    first and not read again; the figures are the mean of the two directions.
-
-    Attributes:
-        read: Bytes read.
-        written: Bytes written.
-        read_behind: Part of `read` that staging buffers can take while forward and backward run.
-        written_behind: Part of `written` that can still drain while the next forward runs.
-    """
-
-    read: int
-    written: int
-    read_behind: int
-    written_behind: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankFigures:
     """Figures of one rank, in bytes, elements and counts.
 
@@ -81,7 +61,11 @@ class RankFigures:
         open_files: Files that the offloader keeps open.
         maps: Mappings that it makes: rings, host memory, and the file once its views are asked for; of
             several files, every stripe.
-        traffic: See `Traffic`.
+        each_way_bytes: What one optimizer step reads from the drive, and as much that it writes to it. Steps
+            go through the chunks forward and backward in turn, so that what the windows still hold is used
+            first and neither written nor read again; it is the mean of the two directions.
+        each_way_behind_bytes: Part of `each_way_bytes` that moves while forward and backward run: what the
+            staging ring takes of the next step's reads, and what is left in the other to be written.
     """
 
     parameters: int
@@ -104,7 +88,8 @@ class RankFigures:
     largest_bytes: int
     open_files: int
     maps: int
-    traffic: Traffic
+    each_way_bytes: int
+    each_way_behind_bytes: int
 
     @property
     def muon_state_bytes(self) -> int:
@@ -150,6 +135,7 @@ def rank_figures(
     files = max(1, len(settings.directories))
     windows = window_sizes(streamed, settings.windows)
     resident = settings.engine == "none"
+    each_way = _each_way_bytes(streamed, settings.windows)
     return RankFigures(
         parameters=held_elements,
         muon_parameters=muon,
@@ -172,7 +158,9 @@ def rank_figures(
         open_files=files if disk else 0,
         # One mapping a ring, one of the host tier's memory, and those of the files for their views.
         maps=2 * staged + (host > 0) + _file_maps(disk, files, mapped=settings.engine == "mapped"),
-        traffic=_traffic(streamed, settings.windows, slots * piece_bytes, addressable=not staged),
+        each_way_bytes=each_way,
+        # Without a ring nothing moves then.
+        each_way_behind_bytes=min(slots * piece_bytes, each_way),
     )
 
 
@@ -203,7 +191,7 @@ def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings, second_moments
     )
 
 
-def _traffic(streamed: Sequence[Chunk], windows: int, ring_bytes: int, *, addressable: bool) -> Traffic:
+def _each_way_bytes(streamed: Sequence[Chunk], windows: int) -> int:
     """Count a step's bytes on disk (see `Pipeline` in offload/pipeline.py for the order)."""
 
     def on_disk(chunks: Sequence[Chunk]) -> int:
@@ -212,7 +200,4 @@ def _traffic(streamed: Sequence[Chunk], windows: int, ring_bytes: int, *, addres
     # A forward pass ends with the last chunks in the windows, a backward pass with the first ones; the next
     # pass begins with them, so they are neither read nor written in between.
     kept = (on_disk(streamed[-windows:]) + on_disk(streamed[:windows])) // 2
-    moved = on_disk(streamed) - kept
-    # What the two rings hold moves while forward and backward run; without a ring nothing does.
-    behind = 0 if addressable else min(ring_bytes, moved)
-    return Traffic(read=moved, written=moved, read_behind=behind, written_behind=behind)
+    return on_disk(streamed) - kept

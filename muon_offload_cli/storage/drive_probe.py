@@ -25,9 +25,9 @@ from muon_offload_cli.storage.buffer import HostBuffer
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.store import StoreError
-from muon_offload_cli.units import MIB
+from muon_offload_cli.units import MIB, PIECE_BYTES
 
-REQUESTS = (1 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
+REQUESTS = (1 * MIB, 4 * MIB, PIECE_BYTES, 16 * MIB)
 THREADS = (1, 4, 8, 16)
 WAYS = ("read", "write", "both")
 

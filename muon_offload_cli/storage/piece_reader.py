@@ -15,8 +15,8 @@ import xxhash
 
 from muon_offload_cli.storage.buffer import copy_bytes
 from muon_offload_cli.storage.extent import ALIGNMENT
-from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
-from muon_offload_cli.units import round_up
+from muon_offload_cli.storage.sources import Sources
+from muon_offload_cli.units import PIECE_BYTES, round_up
 
 KEPT_BYTES = 64 * 1024
 """Pieces up to this size are kept while others of them are asked for: the parts of one small archive."""

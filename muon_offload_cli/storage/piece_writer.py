@@ -23,9 +23,9 @@ from muon_offload_cli.machine.anonymous_file import enable_direct_io
 from muon_offload_cli.storage.buffer import copy_bytes
 from muon_offload_cli.storage.extent import ALIGNMENT
 from muon_offload_cli.storage.ring import Slot
-from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
+from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import Store
-from muon_offload_cli.units import GIB, MIB, round_up
+from muon_offload_cli.units import GIB, MIB, PIECE_BYTES, round_up
 
 LARGE_BYTES = 64 * 1024
 """A write of at least this size is pieces of its own, so that a reader of one tensor can check just that."""

@@ -13,9 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from muon_offload_cli.storage.buffer import copy_bytes
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.ring import StagingRing
-from muon_offload_cli.storage.sources import PIECE_BYTES
 from muon_offload_cli.storage.store import Store
-from muon_offload_cli.units import round_up
+from muon_offload_cli.units import PIECE_BYTES, round_up
 
 THREADS = 4
 """Pieces under way at once."""

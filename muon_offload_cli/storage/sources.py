@@ -11,9 +11,8 @@ from muon_offload_cli.storage.closing import Closing
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
 from muon_offload_cli.storage.ring import StagingRing
 from muon_offload_cli.storage.store import Store
-from muon_offload_cli.units import MIB, round_up
+from muon_offload_cli.units import PIECE_BYTES, round_up
 
-PIECE_BYTES = 8 * MIB
 THREADS = 8
 """Pieces under way at once."""
 

@@ -29,7 +29,7 @@ _FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PreparedTokens:
     """Tokens that are ready to be trained on.
 
     Attributes:
@@ -51,7 +51,7 @@ class Prepared:
     examples: bool = False
 
 
-def prepare(data: DataConfig, tokenizer: Path | None = None) -> Prepared:
+def prepare(data: DataConfig, tokenizer: Path | None = None) -> PreparedTokens:
     """Make the tokens of ``data.source`` ready, from the cache where it holds them.
 
     Every rank may call it at the same time: one writes, the others wait.
@@ -65,7 +65,7 @@ def prepare(data: DataConfig, tokenizer: Path | None = None) -> Prepared:
     """
     match data.source:
         case DataSource.mock | DataSource.script:
-            return Prepared(
+            return PreparedTokens(
                 prefix=None,
                 vocab_size=ByteEncoder.vocab_size,
                 eod=ByteEncoder.eod,
@@ -80,7 +80,7 @@ def prepare(data: DataConfig, tokenizer: Path | None = None) -> Prepared:
             return _prepare_files(data, make_encoder(tokenizer))
 
 
-def _prepare_indexed(data: DataConfig) -> Prepared:
+def _prepare_indexed(data: DataConfig) -> PreparedTokens:
     if not data.prefix:
         raise wrong(
             "data.prefix is not set: data.source=indexed needs a .bin/.idx pair.",
@@ -89,10 +89,12 @@ def _prepare_indexed(data: DataConfig) -> Prepared:
         )
     prefix = Path(data.prefix).expanduser().absolute()
     num_tokens = check_pair(prefix)
-    return Prepared(prefix=prefix, vocab_size=None, eod=None, num_tokens=num_tokens, unigram_entropy=None)
+    return PreparedTokens(
+        prefix=prefix, vocab_size=None, eod=None, num_tokens=num_tokens, unigram_entropy=None
+    )
 
 
-def _prepare_files(data: DataConfig, encoder: Encoder) -> Prepared:
+def _prepare_files(data: DataConfig, encoder: Encoder) -> PreparedTokens:
     corpus = find_corpus(data)
     dtype = np.uint16 if encoder.vocab_size <= np.iinfo(np.uint16).max + 1 else np.int32
     entry = token_cache.fetch(
@@ -101,7 +103,7 @@ def _prepare_files(data: DataConfig, encoder: Encoder) -> Prepared:
         expected_bytes=corpus.num_bytes * np.dtype(dtype).itemsize,
         write=lambda prefix: _write(corpus, encoder, dtype, prefix),
     )
-    return Prepared(
+    return PreparedTokens(
         prefix=entry.prefix,
         vocab_size=encoder.vocab_size,
         eod=encoder.eod,

@@ -79,7 +79,7 @@ def test_json_has_exact_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert kind["disk_bytes"] == 14188544
     assert found["needed_bytes"] == found["nodes"][0]["disk_bytes"] == 4 * 14188544
     assert found["fits"] is True
-    assert found["step"]["floor_s"] == found["nodes"][0]["read"] / 1e9
+    assert found["step"]["floor_s"] == found["nodes"][0]["each_way_bytes"] / 1e9
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,19 @@ def test_a_drive_that_is_too_small_is_told_before_anything_starts(
 ) -> None:
     assert main.run([command, RECIPE, "device=cpu"]) == 3
     assert "4 ranks need 54.12 MiB" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("nearly_full")
+@pytest.mark.parametrize("command", ["check-config", "disk-plan"])
+@pytest.mark.parametrize("engine", ["none", "host"])
+def test_a_drive_without_room_for_checkpoints_is_told_whatever_the_engine(
+    command: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = f"checkpoint.directory={tmp_path / 'saved'}"
+    assert main.run([command, RECIPE, f"offload.engine={engine}", saved]) == 3
+    told = capsys.readouterr().err
+    assert "71.11 MiB" in told
+    assert saved in told
 
 
 def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:

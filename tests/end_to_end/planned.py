@@ -30,15 +30,14 @@ def assert_as_planned(run: Run, *words: str) -> None:
         assert 0 <= left_over < 400
         assert left_over % 4 == 0
         if report.disk_bytes:
-            _moved_as_planned(planned[rank]["traffic"], run.records(rank)[1:])
+            _moved_as_planned(planned[rank]["each_way_bytes"], run.records(rank)[1:])
 
 
-def _moved_as_planned(traffic: dict[str, Any], records: list[Any]) -> None:
+def _moved_as_planned(each_way_bytes: int, records: list[Any]) -> None:
     """Compare steps after the first, which also counts what was read ahead of it.
 
     Forward and backward sweeps keep different chunks in the windows; two of them make the mean.
     """
     for first, second in itertools.pairwise(records):
         read, written = first.bytes_read + second.bytes_read, first.bytes_written + second.bytes_written
-        assert read in (2 * traffic["read"], 2 * traffic["read"] + 1)
-        assert written in (2 * traffic["written"], 2 * traffic["written"] + 1)
+        assert read == written in (2 * each_way_bytes, 2 * each_way_bytes + 1)

@@ -487,6 +487,7 @@ BIG = (
     "model.num_layers=3",
     "model.hidden_size=1024",
     "model.ffn_hidden_size=4096",
+    "model.vocab_size=16384",
     "train.sequence_length=16",
     "train.global_batch=1",
     "train.micro_batch=1",
@@ -495,7 +496,7 @@ BIG = (
     "run.digest=false",
 )
 STATE_BYTES = 300 * 2**20
-"""What the masters and momenta of `BIG` take at least."""
+"""What the masters and momenta of `BIG` take at least; Adam's state of its embeddings takes 384 MiB."""
 
 
 def test_no_copy_of_the_state_is_made_in_memory(tmp_path: Path, directory: Path) -> None:
@@ -506,10 +507,12 @@ def test_no_copy_of_the_state_is_made_in_memory(tmp_path: Path, directory: Path)
         assert run.exit_code == 0, run.output
         report = run.reports[0]
         assert report.muon_state_bytes >= STATE_BYTES
+        assert report.adam_state_bytes >= STATE_BYTES
         # Buffers of 136 MiB (168 while loading) and a tensor or two. A copy of the state would be more, and
         # one of what SwiGLU's factory makes too; mapped pages of the file count as well.
         assert 0 < report.save_memory_bytes < STATE_BYTES
-        assert report.load_memory_bytes < STATE_BYTES
+        # Adam's two moments are made while loading: on a CPU device they are host memory too.
+        assert report.load_memory_bytes < STATE_BYTES + report.adam_state_bytes * 2 / 3
     assert report.loaded_step == 1
     assert report.load_memory_bytes > 0
 

@@ -19,7 +19,7 @@ from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.data.forward_step import get_batch, loss_function, make_forward_step
 from muon_offload_cli.megatron.data.provider import dataset_config, make_datasets_provider
-from muon_offload_cli.tokens.preparation import Prepared, prepare
+from muon_offload_cli.tokens.preparation import PreparedTokens, prepare
 
 SEQUENCE_LENGTH = 8
 
@@ -57,7 +57,7 @@ def args(tmp_path: Path) -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Prepared:
+def prepared(tmp_path: Path) -> PreparedTokens:
     (tmp_path / "a.txt").write_bytes(bytes(range(200)))
     return prepare(
         DataConfig(

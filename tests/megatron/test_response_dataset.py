@@ -20,7 +20,7 @@ from muon_offload_cli.config.rehearsal import rehearse
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.data.response_dataset import ResponseDataset, make_sample
-from muon_offload_cli.tokens.preparation import Prepared, prepare
+from muon_offload_cli.tokens.preparation import PreparedTokens, prepare
 from muon_offload_cli.tokens.verification import look_at_data, shortest_sequence, write_tokens
 
 END = 256
@@ -75,7 +75,9 @@ def write(tmp_path: Path, *pairs: tuple[str, str]) -> DataConfig:
     return DataConfig(source=DataSource.chat, paths=[str(path)], cache_directory=str(tmp_path / "cache"))
 
 
-def dataset(prepared: Prepared, length: int, *, samples: int | None = None, seed: int = 1) -> ResponseDataset:
+def dataset(
+    prepared: PreparedTokens, length: int, *, samples: int | None = None, seed: int = 1
+) -> ResponseDataset:
     config = GPTDatasetConfig(
         random_seed=seed,
         sequence_length=length,

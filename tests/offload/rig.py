@@ -73,6 +73,17 @@ def step(index: int, number: int, master: torch.Tensor, momentum: torch.Tensor) 
     master.sub_(momentum, alpha=0.01)
 
 
+def make(
+    directory: Path,
+    engine: str = "disk",
+    *,
+    parameters: Sequence[ParameterSpec] = PARAMETERS,
+    open_store: OpenStore | None = None,
+    **more: object,
+) -> StateOffloader:
+    return StateOffloader(parameters, settings(directory, engine, **more), CPU, open_store=open_store)
+
+
 def fill(offloader: StateOffloader) -> None:
     for state in offloader.fill():
         for index, master in zip(state.parameters, state.masters, strict=True):
@@ -88,6 +99,12 @@ def sweep(offloader: StateOffloader, number: int, visit: Callable[[ChunkState], 
     if number % 2 == 0:
         # Whether reading for the next sweep begins early must not matter.
         offloader.prefetch()
+
+
+def train(offloader: StateOffloader, sweeps: int) -> None:
+    fill(offloader)
+    for number in range(sweeps):
+        sweep(offloader, number)
 
 
 def differences(offloader: StateOffloader, model: Model) -> list[str]:
@@ -110,20 +127,15 @@ def differences(offloader: StateOffloader, model: Model) -> list[str]:
     return found
 
 
-def opening(wrap: Callable[[Store], Store], tier: Tier = Tier.DISK) -> OpenStore:
-    """Open the usual stores, the one of `tier` wrapped."""
+def opening(wrap: Callable[[Store], Store]) -> OpenStore:
+    """Open the usual stores, the one on disk wrapped."""
 
     def open_store(which: Tier, given: OffloadSettings, size: int, pinned: bool) -> Store:
         if which is Tier.HOST:
-            store: Store = MemoryStore(size, pin=pinned)
-        else:
-            several = len(given.directories) > 1
-            store = (
-                StripedStore(given.directories, size, DirectStore)
-                if several
-                else DirectStore(given.directories[0], size)
-            )
-        return wrap(store) if which is tier else store
+            return MemoryStore(size, pin=pinned)
+        if len(given.directories) > 1:
+            return wrap(StripedStore(given.directories, size, DirectStore))
+        return wrap(DirectStore(given.directories[0], size))
 
     return open_store
 

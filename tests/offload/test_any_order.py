@@ -14,22 +14,20 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from muon_offload_cli.offload.offloader import StateOffloader
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.piece_writer import PieceWriter, Sources
 from muon_offload_cli.storage.store import Store, StoreError
 from tests.fakes.stores import WrappedStore
 from tests.offload.rig import (
-    CPU,
     PARAMETERS,
     Model,
     closed_in_time,
     differences,
     fill,
+    make,
     opening,
     our_threads,
-    settings,
     sweep,
 )
 
@@ -81,18 +79,16 @@ class AnyOrder(RuleBasedStateMachine):
             self.stores.append(Breakable(store))
             return self.stores[-1]
 
-        given = settings(
+        self.offloader = make(
             self.folder / "state",
             engine,
+            open_store=opening(wrap) if engine == "disk" else None,
             directories=tuple(self.folder / f"state-{number}" for number in range(directories)),
             windows=windows,
             chunk_bytes=chunk_bytes,
             fraction=fraction,
             host_bytes=host_bytes,
             staging_bytes=2 * slots * max(4096, min(chunk_bytes, 50_000)),
-        )
-        self.offloader = StateOffloader(
-            PARAMETERS, given, CPU, open_store=opening(wrap) if engine == "disk" else None
         )
         self.model, self.steps, self.failed = Model(), 0, False
         self.saved: Model | None = None

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from muon_offload_cli.offload.offloader import StateOffloader
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent
@@ -19,16 +18,15 @@ from muon_offload_cli.storage.system_calls import SYSTEM
 from tests.fakes.fake_torchrun import HANG_S
 from tests.fakes.stores import FailingStore, ShortStore, SlowStore, WrappedStore, failing_calls
 from tests.offload.rig import (
-    CPU,
-    PARAMETERS,
     Model,
     closed_in_time,
     differences,
     fill,
+    make,
     opening,
     our_threads,
-    settings,
     sweep,
+    train,
 )
 
 SWEEPS = 4
@@ -37,20 +35,17 @@ Wrap = Callable[[Store], Store]
 
 def run(directory: Path, wrap: Wrap, *, windows: int = 2, **more: object) -> StoreError | None:
     """Sweep on a thread of its own until an error comes or all sweeps are done; a hang is a failure."""
-    given = settings(directory, windows=windows, **more)
-    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=opening(wrap))
+    offloader = make(directory, open_store=opening(wrap), windows=windows, **more)
     caught: list[BaseException] = []
 
-    def train() -> None:
+    def run_to_the_end() -> None:
         try:
-            fill(offloader)
-            for number in range(SWEEPS):
-                sweep(offloader, number)
+            train(offloader, SWEEPS)
             offloader.synchronize()
         except BaseException as error:  # noqa: BLE001 - handed to the test
             caught.append(error)
 
-    thread = threading.Thread(target=train, daemon=True)
+    thread = threading.Thread(target=run_to_the_end, daemon=True)
     thread.start()
     thread.join(HANG_S)
     assert not thread.is_alive(), f"the training thread hangs: {our_threads()}"
@@ -129,18 +124,12 @@ def test_faults_reach_the_training_thread_whatever_is_waiting_for_whom(
 def test_the_errno_of_the_system_call_is_what_is_raised(
     directory: Path, call: str, operation: str, name: str
 ) -> None:
-    given = settings(directory)
     calls = failing_calls(call, getattr(errno, name), after=9)
-    offloader = StateOffloader(
-        PARAMETERS,
-        given,
-        CPU,
-        open_store=lambda tier, given, size, pinned: DirectStore(directory, size, calls=calls),
+    offloader = make(
+        directory, open_store=lambda tier, given, size, pinned: DirectStore(directory, size, calls=calls)
     )
     with closed_in_time(offloader), pytest.raises(StoreError, match=name) as caught:
-        fill(offloader)
-        for number in range(SWEEPS):
-            sweep(offloader, number)
+        train(offloader, SWEEPS)
     assert (caught.value.errno, caught.value.operation) == (getattr(errno, name), operation)
 
 
@@ -176,19 +165,19 @@ def test_a_drive_that_answers_late_holds_the_step_up_and_changes_nothing(
         stores.append(LateStore(store))
         return stores[0]
 
-    offloader = StateOffloader(PARAMETERS, settings(directory, windows=2), CPU, open_store=opening(wrap))
+    offloader = make(directory, open_store=opening(wrap), windows=2)
     model = Model()
     with closed_in_time(offloader):
         fill(offloader)
         model.fill()
         stores[0].late = operation
 
-        def train() -> None:
+        def sweep_all() -> None:
             for number in range(SWEEPS):
                 sweep(offloader, number)
             offloader.synchronize()
 
-        thread = threading.Thread(target=train, daemon=True)
+        thread = threading.Thread(target=sweep_all, daemon=True)
         thread.start()
         assert stores[0].asked.wait(HANG_S)
         # Every step needs every chunk back, so nothing can end before the answer.
@@ -208,23 +197,20 @@ def test_a_fault_of_one_directory_of_several_names_it(directory: Path) -> None:
         calls = failing_calls("preadv", errno.EIO, after=9) if path == both[1] else SYSTEM
         return DirectStore(path, size, calls=calls)
 
-    offloader = StateOffloader(
-        PARAMETERS,
-        settings(directory, directories=both),
-        CPU,
+    offloader = make(
+        directory,
+        directories=both,
         open_store=lambda tier, given, size, pinned: StripedStore(given.directories, size, open_part),
     )
     with closed_in_time(offloader), pytest.raises(StoreError, match="EIO") as caught:
-        fill(offloader)
-        for number in range(SWEEPS):
-            sweep(offloader, number)
+        train(offloader, SWEEPS)
     assert caught.value.path == str(both[1])
     assert not both[1].exists()
 
 
 def test_a_fault_is_raised_again_by_every_later_call(directory: Path) -> None:
     wrap = opening(lambda store: FailingStore(store, fail_on="write", after=5))
-    offloader = StateOffloader(PARAMETERS, settings(directory), CPU, open_store=wrap)
+    offloader = make(directory, open_store=wrap)
     with closed_in_time(offloader):
         for call in (lambda: fill(offloader), lambda: sweep(offloader, 0), offloader.synchronize):
             with pytest.raises(StoreError, match="EIO"):
@@ -243,8 +229,7 @@ def test_a_write_that_fails_while_closing_is_raised_by_close(directory: Path) ->
             raise StoreError("late", path=self.path, operation="write", errno=errno.EIO)
 
     wrap = opening(LateFailing)
-    given = settings(directory, windows=6, chunk_bytes=0, staging_bytes=1 << 20)
-    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=wrap)
+    offloader = make(directory, open_store=wrap, windows=6, chunk_bytes=0, staging_bytes=1 << 20)
     fill(offloader)
     with pytest.raises(StoreError, match="late"), closed_in_time(offloader):
         visited.set()
@@ -253,11 +238,8 @@ def test_a_write_that_fails_while_closing_is_raised_by_close(directory: Path) ->
 
 
 def test_a_fault_of_the_disk_tier_stops_a_run_that_uses_host_memory_too(directory: Path) -> None:
-    wrap = opening(lambda store: FailingStore(store, fail_on="read"), Tier.DISK)
-    given = settings(directory, host_bytes=40_000, fraction=0.8, windows=1)
-    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=wrap)
+    wrap = opening(lambda store: FailingStore(store, fail_on="read"))
+    offloader = make(directory, open_store=wrap, host_bytes=40_000, fraction=0.8, windows=1)
     assert offloader.plan.of_tier(Tier.HOST)
     with closed_in_time(offloader), pytest.raises(StoreError, match="EIO"):
-        fill(offloader)
-        sweep(offloader, 0)
-        sweep(offloader, 1)
+        train(offloader, 2)

@@ -24,23 +24,19 @@ from tests.fakes.fake_torchrun import HANG_S
 from tests.fakes.stores import SlowStore, WrappedStore
 from tests.offload.rig import (
     CHUNK_BYTES,
-    CPU,
     PARAMETERS,
     Model,
     closed_in_time,
     differences,
     fill,
+    make,
     opening,
     our_threads,
-    settings,
     sweep,
+    train,
 )
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def make(directory: Path, engine: str = "disk", **more: object) -> StateOffloader:
-    return StateOffloader(PARAMETERS, settings(directory, engine, **more), CPU)
 
 
 def check(offloader: StateOffloader, sweeps: int = 7, *, every: int = 3) -> None:
@@ -94,7 +90,7 @@ def test_parameters_without_elements_and_empty_lists_do_no_harm(directory: Path)
         [ParameterSpec(shape=(0, 4))] * 3,
         [ParameterSpec(shape=(4, 4)), ParameterSpec(shape=(0,))],
     ):
-        offloader = StateOffloader(parameters, settings(directory, chunk_bytes=1, windows=1), CPU)
+        offloader = make(directory, parameters=parameters, chunk_bytes=1, windows=1)
         model = Model(parameters)
         model.fill()
         with closed_in_time(offloader):
@@ -123,8 +119,8 @@ def test_slow_and_jittery_stores_change_nothing(directory: Path, windows: int) -
             super()._write(extent, source)
 
     for wrap in (Jittery, lambda store: SlowStore(store, 0.001)):
-        given = settings(directory, windows=windows, host_bytes=20_000, chunk_bytes=6_000, io_threads=4)
-        check(StateOffloader(PARAMETERS, given, CPU, open_store=opening(wrap)), every=2)
+        given = {"windows": windows, "host_bytes": 20_000, "chunk_bytes": 6_000, "io_threads": 4}
+        check(make(directory, open_store=opening(wrap), **given), every=2)
 
 
 def test_a_chunk_is_never_written_twice_at_once(directory: Path) -> None:
@@ -144,15 +140,14 @@ def test_a_chunk_is_never_written_twice_at_once(directory: Path) -> None:
             super()._write(extent, source)
             self.under_way.remove(extent)
 
-    given = settings(directory, windows=3, io_threads=8, staging_bytes=1 << 20)
-    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=opening(Overlapping))
+    offloader = make(
+        directory, open_store=opening(Overlapping), windows=3, io_threads=8, staging_bytes=1 << 20
+    )
     store = offloader.stores[Tier.DISK]
     assert isinstance(store, Overlapping)
     with closed_in_time(offloader):
-        fill(offloader)
         # The chunks that the windows keep over the turn are stepped again at once.
-        for number in range(3):
-            sweep(offloader, number)
+        train(offloader, 3)
         offloader.synchronize()
         assert store.overlaps == []
 
@@ -223,7 +218,7 @@ def test_writing_in_a_loading_fill_keeps_what_is_not_written(directory: Path) ->
 def test_special_values_survive(directory: Path) -> None:
     values = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45])
     parameters = [ParameterSpec(shape=(5,))] * 4
-    offloader = StateOffloader(parameters, settings(directory, chunk_bytes=1, windows=2), CPU)
+    offloader = make(directory, parameters=parameters, chunk_bytes=1, windows=2)
     model = Model(parameters)
     for tensor in (*model.masters, *model.momenta):
         tensor.copy_(values)
@@ -336,13 +331,10 @@ def test_a_closed_offloader_refuses_sweeps_and_closes_twice(directory: Path) -> 
 @pytest.mark.parametrize("sweeps", [0, 1, 2])
 @pytest.mark.parametrize("engine", ["host", "mapped", "disk"])
 def test_closing_with_reads_in_flight_returns(directory: Path, engine: str, sweeps: int) -> None:
-    given = settings(directory, engine, windows=4, io_threads=1)
     slow = opening(lambda store: SlowStore(store, 0.05)) if engine == "disk" else None
-    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=slow)
+    offloader = make(directory, engine, open_store=slow, windows=4, io_threads=1)
     with closed_in_time(offloader):
-        fill(offloader)
-        for number in range(sweeps):
-            sweep(offloader, number)
+        train(offloader, sweeps)
         offloader.prefetch()
 
 
@@ -365,14 +357,11 @@ def test_a_directory_that_cannot_be_used_leaves_nothing(directory: Path) -> None
 LEAVES_WITHOUT_CLOSING = """
 import sys
 from pathlib import Path
-from muon_offload_cli.offload.offloader import StateOffloader
 from tests.fakes.stores import SlowStore
-from tests.offload.rig import CPU, PARAMETERS, fill, opening, settings, sweep
-given = settings(Path(sys.argv[1]), sys.argv[2], windows=3, io_threads=1)
+from tests.offload.rig import make, opening, train
 slow = opening(lambda store: SlowStore(store, 0.02)) if sys.argv[2] == "disk" else None
-offloader = StateOffloader(PARAMETERS, given, CPU, open_store=slow)
-fill(offloader)
-sweep(offloader, 0)
+offloader = make(Path(sys.argv[1]), sys.argv[2], open_store=slow, windows=3, io_threads=1)
+train(offloader, 1)
 offloader.prefetch()
 if sys.argv[3] == "raise":
     for state in offloader.sweep():

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from muon_offload_cli.offload.offloader import StateOffloader
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.store import StoreError
 from tests.fakes.stores import WrappedStore
-from tests.offload.rig import CPU, PARAMETERS, fill, opening, settings, sweep
+from tests.offload.rig import make, opening, train
 
 
 class FlippingStore(WrappedStore):
@@ -21,21 +20,18 @@ class FlippingStore(WrappedStore):
         target[extent.nbytes // 2] ^= 4
 
 
-def train(directory: Path, verify: str) -> None:
-    given = settings(directory, windows=2, verify=verify)
-    offloader = StateOffloader(PARAMETERS, given, CPU, open_store=opening(FlippingStore))
+def read_wrong_bits(directory: Path, verify: str) -> None:
+    offloader = make(directory, open_store=opening(FlippingStore), windows=2, verify=verify)
     try:
-        fill(offloader)
-        for number in range(3):
-            sweep(offloader, number)
+        train(offloader, 3)
     finally:
         offloader.close()
 
 
 def test_full_verification_names_chunk_step_and_place(directory: Path) -> None:
     with pytest.raises(StoreError, match=r"other bytes than were written: chunk \d+, .* after step"):
-        train(directory, "full")
+        read_wrong_bits(directory, "full")
 
 
 def test_without_verification_nothing_is_compared(directory: Path) -> None:
-    train(directory, "off")
+    read_wrong_bits(directory, "off")

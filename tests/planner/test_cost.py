@@ -13,17 +13,15 @@ from muon_offload_cli.planner.seen import compute_seconds
 from muon_offload_cli.records import StepRecord
 from tests.planner.plans import planner
 
-NODE = replace(
-    planner("tiny").plan().heaviest_node, read=800, written=1000, read_behind=100, written_behind=200
-)
+NODE = replace(planner("tiny").plan().heaviest_node, each_way_bytes=1000, each_way_behind_bytes=200)
 
 
-def test_reading_and_writing_overlap_so_the_longer_one_counts() -> None:
-    assert step_cost(NODE, Bandwidth(read=100, written=1000, source="")).floor_s == 8
+def test_reading_and_writing_overlap_so_the_slower_one_counts() -> None:
+    assert step_cost(NODE, Bandwidth(read=100, written=1000, source="")).floor_s == 10
     assert step_cost(NODE, Bandwidth(read=1000, written=100, source="")).floor_s == 10
 
 
-def test_only_what_buffers_and_windows_hold_passes_behind_forward_and_backward() -> None:
+def test_only_what_staging_buffers_hold_passes_behind_forward_and_backward() -> None:
     even = Bandwidth(read=100, written=100, source="")
     cost = step_cost(NODE, even)
     assert (cost.floor_s, cost.behind_s, cost.exposed_s) == (10, 2, 8)

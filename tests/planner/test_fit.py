@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from muon_offload_cli.machine.filesystem import Mount
-from muon_offload_cli.planner.fit import Fit, Place, cluster_place, judge_fit
+from muon_offload_cli.planner.fit import Fit, judge_fit
 from muon_offload_cli.planner.settings import offload_settings
+from muon_offload_cli.planner.space import NodeSpace, cluster_space
 from muon_offload_cli.units import GIB
 from tests.planner.plans import config, planner
 
@@ -38,14 +39,14 @@ def mount(free_bytes: int, point: str = "/mnt/nvme0") -> Mount:
 def fit(
     free_bytes: int, *, others: tuple[Mount, ...] = (), memory: int = 100 * GIB, checkpoints: int = 0
 ) -> Fit:
-    place = Place(
+    space = NodeSpace(
         mounts=[mount(free_bytes)],
         others=others,
         headroom_bytes=memory,
         checkpoints=checkpoints,
-        checkpoint_device=mount(0).device,
+        checkpoint_mount=mount(0),
     )
-    return judge_fit(PLANNER.plan(), place, SETTINGS, PLANNER.plan)
+    return judge_fit(PLANNER.plan(), space, SETTINGS, PLANNER.plan)
 
 
 def test_exactly_enough_room_fits_and_one_byte_less_does_not() -> None:
@@ -59,6 +60,23 @@ def test_checkpoints_on_the_same_mount_count() -> None:
     short = fit(NEEDED + 2 * checkpoint - 1, checkpoints=2)
     assert short.peak_bytes == NEEDED + 2 * checkpoint
     assert "checkpoints" in short.problems[0].what
+
+
+@pytest.mark.parametrize("engine", ["none", "host", "disk"])
+def test_checkpoints_on_a_mount_of_their_own_need_its_room(engine: str) -> None:
+    words = (*WORDS, f"offload.engine={engine}")
+    run, settings = planner("tiny", *words), offload_settings(config("tiny", *words))
+    needed = 2 * run.plan().checkpoint_bytes
+    for free, fits in ((needed, True), (needed - 1, False)):
+        space = NodeSpace(
+            mounts=[mount(NEEDED)] if engine == "disk" else [],
+            others=(),
+            headroom_bytes=None,
+            checkpoints=2,
+            checkpoint_mount=mount(free, "/mnt/saved"),
+        )
+        problems = judge_fit(run.plan(), space, settings, run.plan).problems
+        assert [problem.keys for problem in problems] == ([] if fits else [("checkpoint.directory",)])
 
 
 def test_what_is_advised_fits() -> None:
@@ -100,8 +118,8 @@ def test_nothing_is_advised_that_this_machine_cannot_do() -> None:
 def test_host_memory_that_is_not_there_is_told(words: tuple[str, ...], fix: str) -> None:
     run = planner("tiny", *WORDS, *words)
     settings = offload_settings(config("tiny", *WORDS, *words))
-    place = Place(mounts=[mount(10 * NEEDED)], others=(), headroom_bytes=8 * GIB)
-    (problem,) = judge_fit(run.plan(settings), place, settings, run.plan).problems
+    space = NodeSpace(mounts=[mount(10 * NEEDED)], others=(), headroom_bytes=8 * GIB)
+    (problem,) = judge_fit(run.plan(settings), space, settings, run.plan).problems
     assert problem.fix == fix
 
 
@@ -113,8 +131,8 @@ def fit_of_two(first: int, second: int, *, same: bool = False) -> Fit:
     mounts = [mount(first, "/mnt/nvme0"), mount(second, "/mnt/nvme1")]
     if same:
         mounts[1] = replace(mounts[1], device=mounts[0].device)
-    place = Place(mounts=mounts, others=(), headroom_bytes=None)
-    return judge_fit(DIRECTORIES.plan(), place, SETTINGS, DIRECTORIES.plan)
+    space = NodeSpace(mounts=mounts, others=(), headroom_bytes=None)
+    return judge_fit(DIRECTORIES.plan(), space, SETTINGS, DIRECTORIES.plan)
 
 
 def test_each_filesystem_needs_room_for_its_own_ranks_alone() -> None:
@@ -140,8 +158,8 @@ def test_a_full_directory_is_left_out_only_if_the_others_hold_all() -> None:
 
 
 def test_a_cluster_is_judged_by_its_file() -> None:
-    known = cluster_place(config("tiny", "cluster=h200_x8"))
+    known = cluster_space(config("tiny", "cluster=h200_x8"))
     assert known.mounts[0].free_bytes == 8 * 3_840_000_000_000
-    unknown = cluster_place(config("tiny", "cluster=local"))
+    unknown = cluster_space(config("tiny", "cluster=local"))
     assert unknown.mounts == []
     assert judge_fit(PLANNER.plan(), unknown, SETTINGS, PLANNER.plan).fits

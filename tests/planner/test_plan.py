@@ -46,7 +46,7 @@ def test_node_totals_are_sums_over_their_own_ranks() -> None:
     for node in plan.nodes:
         own = [of_rank[2 * node.node], of_rank[2 * node.node + 1]]
         assert node.disk_bytes == sum(rank.disk_bytes for rank in own)
-        assert node.read == sum(rank.traffic.read for rank in own)
+        assert node.each_way_bytes == sum(rank.each_way_bytes for rank in own)
         assert node.staging_bytes == sum(rank.staging_bytes for rank in own)
 
 

@@ -82,10 +82,10 @@ def test_planned_bytes_equal_what_running_ranks_reported(words: tuple[str, ...])
     ] == REPORTED[words]
 
 
-def test_traffic_equals_what_steps_of_a_run_moved() -> None:
+def test_the_bytes_of_a_step_are_the_mean_of_what_steps_of_a_run_moved() -> None:
     # `train recipe=tiny train.steps=5 offload.chunk_mb=1`: a rank read 11829248 and 11796480 bytes in turn.
-    traffic = planner("tiny", "offload.chunk_mb=1").plan().heaviest.figures.traffic
-    assert traffic.read == traffic.written == (11829248 + 11796480) // 2
+    own = planner("tiny", "offload.chunk_mb=1").plan().heaviest.figures
+    assert own.each_way_bytes == (11829248 + 11796480) // 2
 
 
 SETTINGS = OffloadSettings(engine="disk", chunk_bytes=MIB // 4, staging_bytes=MIB)
@@ -111,7 +111,7 @@ def test_engines_differ_in_where_state_and_buffers_are() -> None:
         (0, 1),
         (0, 0),
     ]
-    assert host.traffic.written == none.traffic.written == 0
+    assert host.each_way_bytes == none.each_way_bytes == mapped.each_way_behind_bytes == 0
 
 
 def test_a_striped_rank_opens_a_file_a_directory_and_maps_every_stripe() -> None:
@@ -141,7 +141,6 @@ def test_state_is_in_some_tier_and_what_windows_hold_does_not_move(
     own = rank_figures([tensor(size) for size in sizes], held_elements=0, adam_elements=0, settings=settings)
     stored = own.disk_bytes + own.host_bytes + own.gpu_bytes
     assert own.muon_state_bytes <= stored <= own.muon_state_bytes + 1024 * len(sizes) + 4096 * own.chunks
-    assert 0 <= own.traffic.read == own.traffic.written <= own.disk_bytes
-    assert own.traffic.read_behind <= own.traffic.read
+    assert 0 <= own.each_way_behind_bytes <= own.each_way_bytes <= own.disk_bytes
     if own.chunks_on_disk <= windows:
-        assert own.traffic.read == 0
+        assert own.each_way_bytes == 0

@@ -20,7 +20,8 @@ from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.piece_reader import DamagedFile, FileRange, PieceReader
 from muon_offload_cli.storage.piece_writer import PieceWriter
 from muon_offload_cli.storage.placing import Placing
-from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
+from muon_offload_cli.storage.sources import Sources
+from muon_offload_cli.units import PIECE_BYTES
 from tests.fakes.drive import directory_on_a_drive
 
 SIZE = 2 * PIECE_BYTES + 12_345

@@ -18,9 +18,10 @@ from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.piece_writer import PieceWriter
-from muon_offload_cli.storage.sources import PIECE_BYTES, Sources
+from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.storage.striped import StripedStore
+from muon_offload_cli.units import PIECE_BYTES
 
 SIZE = 3 * PIECE_BYTES
 

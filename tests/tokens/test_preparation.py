@@ -21,7 +21,7 @@ from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.tokens import text_corpus
 from muon_offload_cli.tokens.pair_writer import PairWriter
-from muon_offload_cli.tokens.preparation import Prepared, prepare, unigram_entropy
+from muon_offload_cli.tokens.preparation import PreparedTokens, prepare, unigram_entropy
 from tests.fakes.fake_torchrun import HANG_S
 
 
@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> DataConfig:
     )
 
 
-def entry_of(prepared: Prepared) -> Path:
+def entry_of(prepared: PreparedTokens) -> Path:
     assert prepared.prefix is not None
     return prepared.prefix.parent
 

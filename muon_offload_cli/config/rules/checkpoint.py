@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from muon_offload_cli.config.rules.directory import FOLDERS, PSEUDO_KINDS
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import has_flag
+from muon_offload_cli.config.rules.settings import conflicting_flags
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.units import format_bytes
@@ -81,16 +81,8 @@ def weights_only(config: Config, written: Set[str], facts: MachineFacts) -> Iter
 @rule(name="checkpoint-flags", reason="These flags save in ways that no seal covers.")
 def unserved_flags(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse Megatron flags that write checkpoints another way."""
-    if config.checkpoint.directory is None:
-        return
-    for flag, reason in UNSERVED.items():
-        if has_flag(config, flag):
-            yield Problem(
-                what=f"megatron.args.{flag} with checkpoint.directory="
-                f"{config.checkpoint.directory}: {reason}.",
-                fix=f"megatron.args.{flag}=false",
-                keys=(f"megatron.args.{flag}", "checkpoint.directory"),
-            )
+    if config.checkpoint.directory is not None:
+        yield from conflicting_flags(config, UNSERVED, "checkpoint.directory")
 
 
 @rule(

@@ -10,11 +10,10 @@ from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import in_range
 from muon_offload_cli.config.schema import Config, Engine, OffloadConfig
 from muon_offload_cli.errors import Level, Problem
-from muon_offload_cli.units import GIB, MIB, format_bytes
+from muon_offload_cli.units import GIB, MIB, PIECE_BYTES, format_bytes
 
 DEFAULTS = OffloadConfig()
-# Size of one disk request (offload/settings.py, PIECE_BYTES).
-REQUEST_MB = 8
+REQUEST_MB = PIECE_BYTES // MIB
 
 
 @rule(name="chunk-size", reason="A chunk is a number of MiB.")

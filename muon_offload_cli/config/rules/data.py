@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
+from muon_offload_cli.config.keys import FREE_PREFIX
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import file_problems, has_flag
@@ -115,11 +116,15 @@ def data_flags(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
     """Refuse flags that the built-in training data cannot serve; a script may have other data."""
     for flag in UNSUPPORTED_FLAGS:
         if has_flag(config, flag) and config.megatron.entrypoint is None:
-            yield Problem(
-                what=f"megatron.args.{flag} does not work with the built-in training data.",
-                fix=f"megatron.args.{flag}=null",
-                keys=(f"megatron.args.{flag}",),
-            )
+            yield unsupported(flag)
+
+
+def unsupported(flag: str) -> Problem:
+    """Return what is wrong with one of `UNSUPPORTED_FLAGS`."""
+    key = FREE_PREFIX + flag
+    return Problem(
+        what=f"{key} does not work with the built-in training data.", fix=f"{key}=null", keys=(key,)
+    )
 
 
 @rule(name="cache-absolute", reason="Ranks may start in other folders than the launcher.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.family import ADAPTIVE_MUON, is_muon
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import flag_value, has_flag
+from muon_offload_cli.config.rules.settings import conflicting_flags, flag_value, has_flag
 from muon_offload_cli.config.schema import Config, Engine
 from muon_offload_cli.errors import Problem
 
@@ -47,15 +47,8 @@ FULL_ITERATION_FLAGS = ("cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modul
 )
 def unserved_readers(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse readers and movers of master weights next to an engine."""
-    if config.offload.engine is Engine.none:
-        return
-    for flag, reason in UNSERVED.items():
-        if has_flag(config, flag):
-            yield Problem(
-                what=f"megatron.args.{flag} with offload.engine={config.offload.engine.name}: {reason}.",
-                fix=f"megatron.args.{flag}=false",
-                keys=(f"megatron.args.{flag}", "offload.engine"),
-            )
+    if config.offload.engine is not Engine.none:
+        yield from conflicting_flags(config, UNSERVED, "offload.engine")
 
 
 @rule(
@@ -80,15 +73,8 @@ def full_iteration_graph(config: Config, written: Set[str], facts: MachineFacts)
 @rule(name="not-for-muon", reason="Megatron refuses these for Muon only after every rank has started.")
 def not_for_muon(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse flags of other optimizers for resident Muon; next to an engine they are refused as such."""
-    if config.offload.engine is not Engine.none or not is_muon(config.optimizer):
-        return
-    for flag, reason in NOT_FOR_MUON.items():
-        if has_flag(config, flag):
-            yield Problem(
-                what=f"megatron.args.{flag} with optimizer.name={config.optimizer.name}: {reason}.",
-                fix=f"megatron.args.{flag}=false",
-                keys=(f"megatron.args.{flag}", "optimizer.name"),
-            )
+    if config.offload.engine is Engine.none and is_muon(config.optimizer):
+        yield from conflicting_flags(config, NOT_FOR_MUON, "optimizer.name")
 
 
 @rule(

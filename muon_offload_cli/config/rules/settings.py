@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from muon_offload_cli.config.keys import FREE_PREFIX, leaf_types
@@ -39,6 +39,25 @@ def flag_value(config: Config, flag: str) -> Any:
 def has_flag(config: Config, flag: str) -> bool:
     """Tell whether `megatron.args` turns a flag on."""
     return flag_value(config, flag) is not None
+
+
+def conflicting_flags(config: Config, reasons: Mapping[str, str], key: str) -> Iterator[Problem]:
+    """Yield each flag in `megatron.args` that does not go with the value that a key of ours has.
+
+    Args:
+        config: The run.
+        reasons: The flags, and why not.
+        key: That key.
+    """
+    value = value_of(config, key)
+    for flag, reason in reasons.items():
+        if has_flag(config, flag):
+            name = FREE_PREFIX + flag
+            yield Problem(
+                what=f"{name} with {key}={getattr(value, 'name', value)}: {reason}.",
+                fix=f"{name}=false",
+                keys=(name, key),
+            )
 
 
 def setting(config: Config, flag: str) -> tuple[str, Any]:

@@ -12,10 +12,10 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.training.global_vars import get_args, get_tokenizer
 
-from muon_offload_cli.config.rules.data import UNSUPPORTED_FLAGS
-from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.config.rules.data import UNSUPPORTED_FLAGS, unsupported
+from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.data.response_dataset import ResponseDataset
-from muon_offload_cli.tokens.preparation import Prepared
+from muon_offload_cli.tokens.preparation import PreparedTokens
 
 _DEFAULT_SPLIT = "100,0,0"
 
@@ -61,7 +61,7 @@ class DatasetsProvider:
         )
 
 
-def make_datasets_provider(prepared: Prepared) -> DatasetsProvider:
+def make_datasets_provider(prepared: PreparedTokens) -> DatasetsProvider:
     """Return a ``train_valid_test_datasets_provider`` for `megatron.training.pretrain`."""
     if prepared.prefix is None:
         return DatasetsProvider(prefix=None, dataset=MockGPTDataset)
@@ -117,14 +117,6 @@ def _needs_tokens(args: Any, vp_stage: int | None) -> bool:
 
 
 def _refuse_unsupported(args: Any) -> None:
-    problems = [
-        Problem(
-            what=f"megatron.args.{flag} does not work with the built-in training data.",
-            fix=f"megatron.args.{flag}=null",
-            keys=(f"megatron.args.{flag}",),
-        )
-        for flag in UNSUPPORTED_FLAGS
-        if getattr(args, flag, False)
-    ]
+    problems = [unsupported(flag) for flag in UNSUPPORTED_FLAGS if getattr(args, flag, False)]
     if problems:
         raise UserError(problems=problems)
