@@ -16,8 +16,8 @@ from muon_offload_cli.config.probing import ask_megatron, has_compact_layout, ne
 CONFIG = compose("tiny").config
 
 
-def answer_of(script: str, timeout_s: float = 20.0):  # type: ignore[no-untyped-def]
-    return ask_megatron(timeout_s=timeout_s, command=[sys.executable, "-c", script])
+def answer_of(script: str, **more: float):  # type: ignore[no-untyped-def]
+    return ask_megatron(**more, command=[sys.executable, "-c", script])
 
 
 def test_the_probes_answer_is_its_last_json_line_whatever_imports_print_before() -> None:

@@ -19,8 +19,6 @@ PINNED = (
 
 pytestmark = [
     pytest.mark.skipif(not CHECKOUT, reason="MUON_OFFLOAD_MEGATRON_PATH names no checkout of Megatron"),
-    # Six runs, one after another.
-    pytest.mark.timeout(900),
 ]
 
 

@@ -62,7 +62,7 @@ def test_the_file_is_the_bytes_in_order_and_pieces_hash_them(store: Store, tmp_p
     assert set(boundaries) <= {0, *ends}
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cuts=st.lists(st.tuples(st.integers(0, SIZE // 512 - 1), st.integers(1, 3 * 2**20)), max_size=6))
 def test_any_ranges_of_a_store_arrive(store: Store, tmp_path: Path, cuts: list[tuple[int, int]]) -> None:
     view = store.view(Extent(0, SIZE))
