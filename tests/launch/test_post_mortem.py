@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from muon_offload_cli.launch.post_mortem import Evidence, MachineFigures, PostMortem, explain
+from muon_offload_cli.launch.cause import MachineFigures
+from muon_offload_cli.launch.post_mortem import Evidence, PostMortem, explain
 from muon_offload_cli.launch.torchrun_log import early_output, rank_exits
 from muon_offload_cli.records import RankReport
+from tests.fakes.fake_torchrun import HANG_S
 
 LOGS = Path(__file__).parent / "logs"
 GIB = 1 << 30
@@ -252,7 +254,7 @@ def test_the_installed_torchrun_is_still_understood(tmp_path: Path, act: str, en
         [sys.executable, *command, str(tmp_path / "rank.py")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )
@@ -265,7 +267,7 @@ def test_the_installed_torchrun_is_still_understood(tmp_path: Path, act: str, en
     [
         (137, 1, "torchrun itself died of signal 9 (SIGKILL) before any rank said why.", "out-of-memory"),
         (137, 0, "torchrun itself died of signal 9 (SIGKILL) before any rank said why.", "sent SIGKILL"),
-        (139, 0, "torchrun itself died of signal 11 (SIGSEGV) before any rank said why.", ""),
+        (139, 0, "torchrun itself died of signal 11 (SIGSEGV) before any rank said why.", "native code"),
         (1, 0, "torchrun itself ended before any rank said why.", ""),
     ],
 )
