@@ -10,7 +10,7 @@ from muon_offload_cli.config.inputs import look_at_file, look_at_pretrained, loo
 from muon_offload_cli.config.locations import default_offload_directory, from_home
 from muon_offload_cli.config.probing import ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
-from muon_offload_cli.config.rules.directory import ELSEWHERE, FOLDERS, KEY, uses_directory
+from muon_offload_cli.config.rules.directory import ELSEWHERE, FOLDERS, KEY, PSEUDO_KINDS, uses_directory
 from muon_offload_cli.config.rules.facts import (
     DirectoryFacts,
     MachineFacts,
@@ -22,7 +22,7 @@ from muon_offload_cli.config.vocabulary import BYTE_SOURCES
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.machine import memory
 from muon_offload_cli.machine.drives import recall
-from muon_offload_cli.machine.filesystem import inspect, supports_direct_io
+from muon_offload_cli.machine.filesystem import dangling_link, inspect, supports_direct_io
 from muon_offload_cli.machine.limits import rank_limits
 from muon_offload_cli.machine.write_test import write_test
 
@@ -138,7 +138,7 @@ def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFa
         mount = inspect(path)
         nearest = mount.existing
         is_folder = nearest.is_dir()
-        usable = mount.writable and is_folder and not mount.is_memory
+        usable = mount.writable and is_folder and not mount.is_memory and mount.kind not in PSEUDO_KINDS
         measured = recall(mount.mount_point)
         return DirectoryFacts(
             path=path,
@@ -152,6 +152,8 @@ def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFa
             is_network=mount.is_network or mount.kind.startswith("fuse"),
             free_bytes=mount.free_bytes,
             writable=mount.writable,
+            read_only=mount.read_only,
+            dangling=mount.directory if dangling_link(path) else None,
             direct_io=supports_direct_io(nearest) if usable else None,
             write_error=write_test(nearest) if usable and write else None,
             bytes_per_s=None if measured is None else measured.read + measured.written,

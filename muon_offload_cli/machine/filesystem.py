@@ -58,6 +58,7 @@ class Mount:
         total_bytes: Size of the filesystem.
         free_bytes: What an ordinary user may still write (``f_bavail``).
         writable: This user may create files in the directory, or create it in its nearest existing parent.
+        read_only: The filesystem is mounted so that nobody may write.
     """
 
     directory: Path
@@ -70,6 +71,7 @@ class Mount:
     total_bytes: int
     free_bytes: int
     writable: bool
+    read_only: bool = False
 
 
 def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
@@ -84,6 +86,7 @@ def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
     """
     directory = Path(os.path.realpath(path))
     existing, figures, device = _nearest_existing(directory)
+    read_only = bool(figures.f_flag & os.ST_RDONLY)
     entry = mount_of(existing, read_mounts() if mounts is None else mounts)
     kind = entry.kind if entry else "unknown"
     return Mount(
@@ -96,9 +99,8 @@ def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
         is_network=kind in NETWORK_KINDS,
         total_bytes=figures.f_blocks * figures.f_frsize,
         free_bytes=figures.f_bavail * figures.f_frsize,
-        writable=existing.is_dir()
-        and os.access(existing, os.W_OK | os.X_OK)
-        and not figures.f_flag & os.ST_RDONLY,
+        writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) and not read_only,
+        read_only=read_only,
     )
 
 
@@ -113,6 +115,13 @@ def _nearest_existing(path: Path) -> tuple[Path, os.statvfs_result, int]:
         except (FileNotFoundError, NotADirectoryError):
             continue
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def dangling_link(path: Path) -> Path | None:
+    """Return the link on the way to an absolute path whose target does not exist; None if there is none."""
+    return next(
+        (each for each in (*reversed(path.parents), path) if each.is_symlink() and not each.exists()), None
+    )
 
 
 def folder_fault(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+from muon_offload_cli.config.gathering import gather_facts, look_at_directory, resolve_directory
 from muon_offload_cli.config.inputs import look_at_pretrained
 
 
@@ -104,6 +104,21 @@ def test_a_symlink_into_memory_is_seen_through(tmp_path: Path) -> None:
     (directory,) = gather_facts(config, probe=False).directories
     assert directory.is_memory
     assert directory.nearest == Path("/dev/shm").resolve()
+
+
+def test_a_link_that_leads_nowhere_is_seen_also_on_the_way(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    for below in ("", "state"):
+        known = look_at_directory(link / below, write=False)
+        assert known.dangling == (tmp_path / "gone" / below)
+    (tmp_path / "gone").mkdir()
+    assert look_at_directory(link / "state", write=False).dangling is None
+
+
+def test_nothing_is_written_to_views_of_the_kernel() -> None:
+    known = look_at_directory(Path("/proc/sys"), write=True)
+    assert (known.kind, known.write_error, known.direct_io) == ("proc", None, None)
 
 
 def test_the_write_test_runs_only_when_asked_for_and_leaves_nothing(tmp_path: Path) -> None:

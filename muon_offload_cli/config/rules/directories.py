@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from muon_offload_cli.config.rules.directory import ELSEWHERE, KEY, as_word, known_of, uses_directory
+from muon_offload_cli.config.rules.directory import (
+    ELSEWHERE,
+    KEY,
+    PSEUDO_KINDS,
+    as_word,
+    known_of,
+    uses_directory,
+)
 from muon_offload_cli.config.rules.facts import DirectoryFacts, MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.schema import Config
@@ -89,7 +96,7 @@ def space(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Pr
         return
     for group in _groups(known):
         first, needed = known[group[0]], sum(planned[position] for position in group)
-        if first.free_bytes is None or needed <= first.free_bytes:
+        if first.kind in PSEUDO_KINDS or first.free_bytes is None or needed <= first.free_bytes:
             continue
         names = as_word([str(known[position].path) for position in group])
         others = f" (or leave {names} out)" if len(group) < len(known) else ""

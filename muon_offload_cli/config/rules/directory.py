@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def absolute(config: Config, written: Set[str], facts: MachineFacts) -> Iterator
 def on_root(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Warn of a directory that was named, does not exist, and would lie on the root filesystem."""
     for known in known_of(config, facts):
-        if KEY in written and not known.exists and known.mount_point == Path("/") and known.is_folder:
+        missing = not known.exists and known.is_folder and known.dangling is None
+        if KEY in written and missing and known.mount_point == Path("/"):
             yield Problem(
                 what=f"{KEY}={known.path} does not exist and would be made on the root filesystem "
                 f"({known.kind}): is its drive mounted?",
@@ -107,6 +109,18 @@ def is_folder(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
     for key, known, fix in _those(config, facts, lambda each: not each.is_folder, others=True):
         what = f"{key}={known.path}: {known.nearest} is a file, not a folder."
         yield Problem(what=what, fix=fix, keys=(key,), exit_code=3)
+
+
+@rule(
+    name="directory-link",
+    reason="No folder can be made in the place of a link that leads nowhere.",
+    machine=True,
+)
+def dangling(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a path with a link whose target does not exist."""
+    for key, known, _ in _those(config, facts, lambda each: each.dangling is not None, others=True):
+        what = f"{key}={known.path} leads through a link to {known.dangling}, which does not exist."
+        yield Problem(what=what, fix=f"mkdir -p {shlex.quote(str(known.dangling))}", keys=(key,), exit_code=3)
 
 
 @rule(
@@ -140,7 +154,9 @@ def writable(config: Config, written: Set[str], facts: MachineFacts) -> Iterator
         lambda each: each.is_folder and not each.writable and each.kind not in PSEUDO_KINDS,
         others=True,
     ):
-        if known.exists:
+        if known.read_only:
+            what = f"{key}={known.path} is on {known.mount_point} ({known.kind}), which is mounted read-only."
+        elif known.exists:
             what = f"{key}={known.path} is not writable by this user."
         else:
             what = f"{key}={known.path} does not exist, and {known.nearest} is not writable by this user."

@@ -29,6 +29,8 @@ class DirectoryFacts:
         is_network: The filesystem is reached over a network, or through FUSE.
         free_bytes: Bytes that this user may still write.
         writable: This user may create entries in `nearest`.
+        read_only: The filesystem is mounted so that nobody may.
+        dangling: A link on the way to `path` leads here, where nothing is; None: there is no such link.
         direct_io: O_DIRECT works there; None: not tried.
         write_error: What a trial of writing and reading there ran into; empty: nothing; None: not tried.
         bytes_per_s: What `bench-disk` measured of it, reading and writing together; None: nothing.
@@ -45,6 +47,8 @@ class DirectoryFacts:
     is_network: bool = False
     free_bytes: int | None = None
     writable: bool = True
+    read_only: bool = False
+    dangling: Path | None = None
     direct_io: bool | None = None
     write_error: str | None = None
     bytes_per_s: float | None = None

@@ -7,6 +7,7 @@ from tests.config.rule_cases.case import TWO, Case, on_disk, on_disks
 
 CASES = [
     Case("directory-space", "", "", on_disk(free_bytes=999), on_disk(free_bytes=1000)),
+    Case("directory-space", "", "", on_disk(free_bytes=0), on_disk(free_bytes=0, kind="proc")),
     Case("directory-space", TWO, TWO, on_disks({"free_bytes": 1000}, {"free_bytes": 999}), on_disk()),
     # Each filesystem by itself, and one that two of them share by what both need.
     Case(
