@@ -40,7 +40,7 @@ from muon_offload_cli.config.overrides import (
 from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import read_mapping
-from muon_offload_cli.errors import Problem, UserError, wrong
+from muon_offload_cli.errors import Problem, UserError, override, wrong
 
 _SELF = "_self_"
 _PRIMARY = "muon_offload_recipe"
@@ -371,4 +371,6 @@ def _wrong_type(key: str, value: Any, where: str) -> Problem:
     if is_list(key) and isinstance(value, list):
         takes = "the items of its list are texts, which null, lists and mappings are not"
     fix = f"{key}={near[0] if near else example_of(key)}"
+    if is_list(key) and isinstance(value, str | int | float) and value != "":
+        fix = override(key, [str(value)])
     return Problem(what=f"{key}={shown}{where}: {takes}.", fix=fix, keys=(key,))
