@@ -81,7 +81,7 @@ def number_range(config: Config, written: Set[str], facts: MachineFacts) -> Iter
             value = value_of(config, key)
             if value is None or allowed(value):
                 continue
-            shown = str(value) if abs(value) < 10**30 else f"{str(value)[:12]}..."
+            shown = str(value) if isinstance(value, float) or abs(value) < 10**30 else f"{str(value)[:12]}..."
             too_large = ", and below 2**31" if value > LARGEST else ""
             what = f"{key}={shown} is out of range: it must be {words}{too_large}."
             yield Problem(what=what, fix=f"{key}={example}", keys=(key,))
