@@ -20,6 +20,7 @@ from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.rules import all_rules
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.version import VERSION
+from tests.fakes.fake_torchrun import HANG_S
 
 RECIPE = "recipe=tiny"
 
@@ -33,7 +34,7 @@ def process(
     *arguments: str, text: str = "from muon_offload_cli.cli.main import main; main()"
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 
@@ -227,7 +228,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     os.close(write)
