@@ -180,7 +180,7 @@ def _check_plot(plot: Path | None) -> None:
     if plot.suffix not in PICTURES:
         raise wrong(
             f"--plot {plot}: the name must end in {', '.join(PICTURES)}.",
-            command("--plot", f"{plot.stem}.svg"),
+            command("--plot", f"{plot.stem or 'plan'}.svg"),
         )
     if not plot.parent.is_dir():
         raise wrong(f"--plot {plot}: there is no folder {plot.parent}.", another_place("--plot", plot))

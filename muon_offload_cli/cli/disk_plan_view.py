@@ -253,13 +253,17 @@ def _wait(plan: RunPlan, bandwidth: Bandwidth | None, cost: StepCost | None) -> 
         return "for no drive"
     if bandwidth is None or cost is None:
         return "not known: give --bandwidth READ,WRITE or run muon-offload bench-disk DIRECTORY"
-    rates = f"{bandwidth.read / GB:.2f} GB/s read, {bandwidth.written / GB:.2f} written ({bandwidth.source})"
+    rates = f"{_rate(bandwidth.read)} GB/s read, {_rate(bandwidth.written)} written ({bandwidth.source})"
     behind = "can pass" if cost.compute_s is None else "passes"
     return (
         f"at least {_seconds(cost.floor_s)} for the drive at {rates}; "
         f"{_seconds(cost.behind_s)} of it {behind} behind forward and backward, "
         f"{_seconds(cost.exposed_s)} cannot"
     )
+
+
+def _rate(value: float) -> str:
+    return f"{value / GB:.2f}" if value >= GB / 10 else f"{value / GB:.2g}"
 
 
 def _seconds(value: float) -> str:

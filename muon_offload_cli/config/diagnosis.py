@@ -10,12 +10,10 @@ from pathlib import Path
 from muon_offload_cli.config.probing import ProbeReport
 from muon_offload_cli.config.rules.facts import DirectoryFacts
 from muon_offload_cli.errors import command
-from muon_offload_cli.machine.devices import ProcessLimits
+from muon_offload_cli.machine.devices import ENOUGH_OPEN_FILES, ProcessLimits
 from muon_offload_cli.machine.memory import HostMemory
 from muon_offload_cli.units import GIB, format_bytes
 
-# A common default is 1024, and a rank's sockets of all process groups, data files and logs add up.
-ENOUGH_OPEN_FILES = 4096
 # The kernel's default (Documentation/admin-guide/sysctl/vm.rst).
 ENOUGH_MAPS = 65530
 # Four ranks of the smallest shipped recipe, with torch loaded in each.

@@ -19,8 +19,9 @@ from muon_offload_cli.config.rules.facts import (
 from muon_offload_cli.config.rules.settings import value_of
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.vocabulary import BYTE_SOURCES
-from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.errors import Problem, UserError, command
 from muon_offload_cli.machine import memory
+from muon_offload_cli.machine.devices import rank_limits
 from muon_offload_cli.machine.drives import recall
 from muon_offload_cli.machine.filesystem import inspect, supports_direct_io
 from muon_offload_cli.machine.write_test import write_test
@@ -65,7 +66,7 @@ def gather_facts(
             problems += error.problems
     folders = _folders(config, problems)
     host = memory.inspect()
-    scripts = [] if config.megatron.entrypoint is None else [config.megatron.entrypoint]
+    scripts = [config.megatron.entrypoint] if config.megatron.entrypoint else []
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
     report = ProbeReport()
     if probe and not missing:
@@ -84,6 +85,7 @@ def gather_facts(
         planned=planned,
         headroom_bytes=host.headroom_bytes,
         memory_limit_bytes=host.limit_bytes,
+        limits=rank_limits(),
         cuda_available=report.cuda_available,
         num_gpus=report.num_gpus,
         megatron=report.megatron,
@@ -133,6 +135,18 @@ def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFa
         UserError: It cannot be looked at.
     """
     try:
+        if (dangling := _dangling(path)) is not None:
+            aim = Path(os.path.realpath(dangling))
+            raise UserError(
+                problems=[
+                    Problem(
+                        what=f"{key}={path}: {dangling} is a link to {aim}, which does not exist.",
+                        fix=command("mkdir", "-p", aim),
+                        keys=(key,),
+                        exit_code=3,
+                    )
+                ]
+            )
         mount = inspect(path)
         nearest = mount.existing
         is_folder = nearest.is_dir()
@@ -166,3 +180,13 @@ def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFa
                 )
             ]
         ) from error
+
+
+def _dangling(path: Path) -> Path | None:
+    """Return the link on the way to `path` that leads nowhere: no folder can be made in its place."""
+    for link in filter(Path.is_symlink, (path, *path.parents)):
+        try:
+            link.stat()
+        except FileNotFoundError:
+            return link
+    return None

@@ -21,7 +21,7 @@ class HostBudget:
 
     Attributes:
         budget_bytes: Host memory of this node that may hold state for good, for all its ranks together.
-        reserve_bytes: What was left for everything else, staging rings included.
+        reserve_bytes: What everything else may want, staging rings included.
         headroom_bytes: What could be had in all.
         limit_bytes: The control group's limit that bounds it, None if the machine's memory does.
     """
@@ -34,9 +34,11 @@ class HostBudget:
     def explain(self) -> str:
         """Say in one line what was taken and what was left."""
         bound = f" under a limit of {format_bytes(self.limit_bytes)}" if self.limit_bytes else ""
+        left = self.headroom_bytes - self.budget_bytes
+        short = f", which may want {format_bytes(self.reserve_bytes)}" if left < self.reserve_bytes else ""
         return (
             f"{format_bytes(self.budget_bytes)} of the {format_bytes(self.headroom_bytes)} to be had{bound}; "
-            f"{format_bytes(self.reserve_bytes)} left for the ranks themselves"
+            f"{format_bytes(left)} left for the ranks themselves{short}"
         )
 
 

@@ -15,6 +15,9 @@ from muon_offload_cli.units import MIB
 
 _NVIDIA_SMI_TIMEOUT_S = 10.0
 
+# A common default is 1024, and a rank's sockets of all process groups, data files and logs add up.
+ENOUGH_OPEN_FILES = 4096
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessLimits:
@@ -23,12 +26,14 @@ class ProcessLimits:
     Attributes:
         open_files: Descriptors (``ulimit -n``).
         file_bytes: Size of one file (``ulimit -f``).
+        address_bytes: Addresses of a process (``ulimit -v``), of which torch and CUDA take more than memory.
         locked_bytes: Memory that a user may lock (``ulimit -l``); CUDA's pinning is not bound by it.
         processes: Processes and threads of this user (``ulimit -u``).
     """
 
     open_files: int | None
     file_bytes: int | None
+    address_bytes: int | None
     locked_bytes: int | None
     processes: int | None
 
@@ -65,6 +70,7 @@ def rank_limits() -> ProcessLimits:
     return ProcessLimits(
         open_files=_limit(resource.RLIMIT_NOFILE),
         file_bytes=_limit(resource.RLIMIT_FSIZE),
+        address_bytes=_limit(resource.RLIMIT_AS),
         locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
         processes=_limit(resource.RLIMIT_NPROC),
     )

@@ -50,7 +50,9 @@ GOOD = Machine(
     gpus=8,
     memory=MEMORY,
     cgroup_version=2,
-    limits=ProcessLimits(open_files=65536, file_bytes=None, locked_bytes=None, processes=None),
+    limits=ProcessLimits(
+        open_files=65536, file_bytes=None, address_bytes=None, locked_bytes=None, processes=None
+    ),
     max_maps=65530,
     scratch=[DRIVE],
 )

@@ -37,6 +37,19 @@ def test_a_file_in_the_way_of_the_directory_is_seen(tmp_path: Path) -> None:
     assert not directory.is_folder
 
 
+def test_a_link_that_leads_nowhere_is_told_with_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    words = [f"offload.directory={tmp_path}/link/a", f"checkpoint.directory={tmp_path}/link"]
+    found = gather_facts(compose("tiny", words).config, probe=False).problems
+    assert [(each.keys, each.fix, each.exit_code) for each in found] == [
+        (("offload.directory",), f"mkdir -p {tmp_path}/gone", 3),
+        (("checkpoint.directory",), f"mkdir -p {tmp_path}/gone", 3),
+    ]
+    (loop,) = gather_facts(compose("tiny", [f"run.directory={tmp_path}/loop"]).config, probe=False).problems
+    assert "cannot be looked at" in loop.what
+
+
 def test_data_files_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "full.txt").write_text("abc")
     (tmp_path / "empty.txt").touch()

@@ -20,6 +20,13 @@ def test_a_limit_of_16_gib_leaves_a_rank_its_own_memory() -> None:
     assert "9.81 GiB of the 16.00 GiB to be had under a limit of 16.00 GiB" in budget.explain()
 
 
+def test_no_more_is_told_to_be_left_than_there_is() -> None:
+    told = host_budget(of_size(3 * GIB // 2), ranks=4, staging_bytes=192 * MIB).explain()
+    assert told == (
+        "0 B of the 1.50 GiB to be had; 1.50 GiB left for the ranks themselves, which may want 18.75 GiB"
+    )
+
+
 @given(headroom=st.integers(0, 2**42), ranks=st.integers(1, 16), staging=st.integers(0, 2**32))
 def test_budget_and_reserve_never_exceed_what_there_is(headroom: int, ranks: int, staging: int) -> None:
     budget = host_budget(of_size(headroom), ranks=ranks, staging_bytes=staging)

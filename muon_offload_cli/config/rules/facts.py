@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muon_offload_cli.errors import Problem
+from muon_offload_cli.machine.devices import ProcessLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +174,7 @@ class MachineFacts:
         planned: What the plan says; the empty instance if there is none.
         headroom_bytes: Host memory that a job could still take here and keep; None: not known.
         memory_limit_bytes: Limit of the control group that this process is in; None: none, or not known.
+        limits: Limits of a process started now; None: not known.
         cuda_available: Whether torch sees a GPU.
         num_gpus: GPUs that torch sees.
         layouts_told: Which layouts of the model would fit those GPUs, where the run wants more; a sentence.
@@ -194,6 +196,7 @@ class MachineFacts:
     planned: PlannedFacts = PlannedFacts()
     headroom_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    limits: ProcessLimits | None = None
     cuda_available: bool | None = None
     num_gpus: int | None = None
     layouts_told: str = ""

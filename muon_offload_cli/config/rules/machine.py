@@ -10,7 +10,12 @@ from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import has_flag
 from muon_offload_cli.config.schema import Config, Device, Engine
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.machine.devices import ENOUGH_OPEN_FILES
+from muon_offload_cli.units import format_bytes
+
+FEW_OPEN_FILES = 128
+"""64 ended a run of 4 CPU ranks as it started, 128 did not."""
 
 
 @rule(name="found", reason="A missing or broken installation is told before anything starts.", machine=True)
@@ -92,6 +97,39 @@ def cuda(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Pro
             fix=on_cpus(config, facts),
             keys=("device",),
             exit_code=3,
+        )
+
+
+@rule(
+    name="process-limits",
+    reason="A limit of the shell ends a rank in the midst of its work, with words that do not name it.",
+    machine=True,
+)
+def process_limits(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse limits on open files and on files' sizes that are too low, and warn of one on addresses."""
+    limits, ranks = facts.limits, config.launcher.ranks_per_node
+    if limits is None:
+        return
+    if limits.open_files is not None and limits.open_files < FEW_OPEN_FILES:
+        yield Problem(
+            what=f"a process may open {limits.open_files} files here (ulimit -n): too few for a rank.",
+            fix=f"ulimit -n {ENOUGH_OPEN_FILES}",
+            exit_code=3,
+        )
+    largest = max(facts.planned.directory_bytes, default=0) // max(ranks, 1)
+    if limits.file_bytes is not None and limits.file_bytes < largest:
+        yield Problem(
+            what=f"a file may hold {format_bytes(limits.file_bytes)} here (ulimit -f), and each rank's needs "
+            f"{format_bytes(largest)}.",
+            fix="ulimit -f unlimited",
+            exit_code=3,
+        )
+    if limits.address_bytes is not None:
+        yield Problem(
+            what=f"a process may have {format_bytes(limits.address_bytes)} of addresses here (ulimit -v): "
+            "torch takes many more than it uses.",
+            fix="ulimit -v unlimited",
+            level=Level.WARNING,
         )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from muon_offload_cli.config.rules import MachineFacts, MegatronFacts
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.config.rules import MachineFacts, MegatronFacts, PlannedFacts
+from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.machine.devices import ProcessLimits
 from tests.config.rule_cases.case import NATIVE, Case
 from tests.config.rule_cases.chunks import TEN_GB_ON_DEVICES
 
@@ -16,7 +17,21 @@ CHANGED = MachineFacts(
 )
 TWO_GPUS = MachineFacts(cuda_available=True, num_gpus=2)
 
+PLENTY = ProcessLimits(
+    open_files=1024, file_bytes=None, address_bytes=None, locked_bytes=None, processes=None
+)
+
+
+def limited(**changes: int) -> MachineFacts:
+    return MachineFacts(
+        limits=replace(PLENTY, **changes), planned=PlannedFacts(directory_bytes=(4 * 2**20, 4 * 2**20))
+    )
+
+
 CASES = [
+    Case("process-limits", "", "", limited(open_files=64), limited()),
+    Case("process-limits", "", "", limited(file_bytes=2**20 - 1), limited(file_bytes=2**20)),
+    Case("process-limits", "", "", limited(address_bytes=2**32), limited(), level=Level.WARNING),
     Case("native-contract", "offload=mapped", "offload=disk", CHANGED, CHANGED),
     Case("native-contract", "offload=mapped", "offload=mapped", CHANGED, NATIVE),
     Case(
