@@ -14,6 +14,7 @@ from muon_offload_cli.launch.folder import RunFolder
 
 WORKER_MODULE = "muon_offload_cli.megatron.worker"
 MAX_GPU_RANK_THREADS = 8
+_SPOILERS = ("PYTHONOPTIMIZE", "PYTHONWARNINGS")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +111,10 @@ def environment(config: Config, *, inherited: Mapping[str, str], cores: int, bas
                 reason="CPU start-up is three times faster, losses are equal",
             )
         )
+    for name in _SPOILERS:
+        if inherited.get(name):
+            reason = "Megatron does not start without docstrings, or with warnings as errors"
+            settings.append(Setting(name=name, value="", reason=reason))
     path = _python_path(config, inherited.get("PYTHONPATH", ""), base)
     if path:
         reason = (

@@ -73,6 +73,11 @@ def test_the_environment_of_a_cpu_rehearsal() -> None:
     }
 
 
+def test_what_keeps_megatron_from_starting_does_not_reach_the_ranks() -> None:
+    found = values(config(), PYTHONOPTIMIZE="2", PYTHONWARNINGS="error")
+    assert (found["PYTHONOPTIMIZE"], found["PYTHONWARNINGS"]) == ("", "")
+
+
 def test_tensor_parallelism_on_gpus_limits_the_connections() -> None:
     asked = config()
     asked.device, asked.parallel.tp = Device.cuda, 2
