@@ -168,6 +168,15 @@ def test_a_request_without_a_recipe_gets_one_that_runs_everywhere(
     assert problem["fix"] == "recipe=tiny"
 
 
+def test_a_path_that_is_there_and_no_file_is_told_as_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder,) = problems(capsys, f"recipe={tmp_path}/")
+    assert folder["what"] == f"recipe={tmp_path}/: that is no file."
+    (missing,) = problems(capsys, f"recipe={tmp_path}/x.yaml")
+    assert missing["what"] == f"recipe={tmp_path}/x.yaml: there is no such file."
+
+
 def test_a_file_without_its_key_is_taken_for_the_recipe_that_is_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
