@@ -14,8 +14,8 @@ from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.machine.devices import ENOUGH_OPEN_FILES
 from muon_offload_cli.units import format_bytes
 
-FEW_OPEN_FILES = 128
-"""64 ended a run of 4 CPU ranks as it started, 128 did not."""
+FEW_OPEN_FILES = 256
+"""128 ended a run of 4 CPU ranks as it started, 256 did not."""
 
 
 @rule(name="found", reason="A missing or broken installation is told before anything starts.", machine=True)
