@@ -7,7 +7,14 @@ be pasted. Nothing here formats for a terminal; `cli` is the only error boundary
 from __future__ import annotations
 
 import enum
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+# What neither a shell nor the grammar of overrides takes for anything else.
+_PLAIN = re.compile(r"[\w/.:@%+-]*", re.ASCII)
 
 
 class Level(enum.StrEnum):
@@ -63,3 +70,29 @@ def wrong(what: str, fix: str = "", *keys: str) -> UserError:
 def does_not_fit(what: str, fix: str = "", *keys: str) -> UserError:
     """Return a `UserError` with one problem of exit code 3 (it does not fit this machine)."""
     return UserError(problems=[Problem(what=what, fix=fix, keys=keys, exit_code=3)])
+
+
+def override(key: str, value: str | Path | Sequence[str]) -> str:
+    """Write ``key=value`` so that it can be pasted into a shell, whatever the text holds.
+
+    Args:
+        key: A key of the configuration.
+        value: A text, or several for a list.
+    """
+    listed = not isinstance(value, str | Path)
+    texts = list(value) if not isinstance(value, str | Path) else [str(value)]
+    # The grammar has quotes of its own, inside the shell's; within them it takes any character.
+    joined = ",".join(text if _PLAIN.fullmatch(text) else _in_quotes(text) for text in texts)
+    word = f"{key}=[{joined}]" if listed else f"{key}={joined}"
+    return word if all(map(_PLAIN.fullmatch, texts)) else shlex.quote(word)
+
+
+def command(*words: str | Path) -> str:
+    """Write a shell command so that it can be pasted, whatever its words hold."""
+    return shlex.join(map(str, words))
+
+
+def _in_quotes(text: str) -> str:
+    """Quote a text for the grammar of overrides: backslashes count as such before a quote alone."""
+    escaped = re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + '\\"' * bool(found[2]), text)
+    return f'"{escaped}"'

@@ -10,7 +10,7 @@ import typer
 
 from muon_offload_cli.cli.check_config import Here, RecipeDirectories, Words
 from muon_offload_cli.cli.problems import another_place
-from muon_offload_cli.errors import wrong
+from muon_offload_cli.errors import command, wrong
 
 if TYPE_CHECKING:
     from muon_offload_cli.config.schema import Config
@@ -178,13 +178,16 @@ def _check_plot(plot: Path | None) -> None:
     if plot is None:
         return
     if plot.suffix not in PICTURES:
-        raise wrong(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.", f"--plot {plot.stem}.svg")
+        raise wrong(
+            f"--plot {plot}: the name must end in {', '.join(PICTURES)}.",
+            command("--plot", f"{plot.stem or 'plan'}.svg"),
+        )
     if not plot.parent.is_dir():
         raise wrong(f"--plot {plot}: there is no folder {plot.parent}.", another_place("--plot", plot))
     if plot.suffix == ".png" and importlib.util.find_spec("cairosvg") is None:
         raise wrong(
             f"--plot {plot}: PNG needs the package cairosvg, which is not installed.",
-            f"--plot {plot.with_suffix('.svg')}, or: pip install cairosvg",
+            command("--plot", plot.with_suffix(".svg")) + ", or: pip install cairosvg",
         )
 
 

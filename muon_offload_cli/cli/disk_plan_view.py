@@ -54,20 +54,26 @@ def figures(
             "  on the device",
             f"{format_bytes(rank.device_bytes)}: weights {format_bytes(rank.weight_bytes)}, gradients "
             f"{format_bytes(rank.gradient_bytes)}, Adam {format_bytes(rank.adam_state_bytes)}, "
-            f"{rank.windows} windows {format_bytes(rank.window_bytes)}, Muon {format_bytes(rank.gpu_bytes)}",
+            f"{rank.windows} windows {format_bytes(rank.window_bytes)}, Muon {format_bytes(rank.gpu_bytes)}"
+            + ", all of it host memory on CPUs"
+            * plan.on_cpu,
         ),
-        ("  keeps open", f"{_count(rank.open_files, 'file')}, {_count(rank.maps, 'mapping')}"),
     ]
+    if rank.gradient_copy_bytes:
+        text = (
+            f"{format_bytes(rank.gradient_copy_bytes)} more there: fp32 copies of bf16 gradients, all at once"
+        )
+        lines.append(("  while it steps", text))
+    lines.append(("  keeps open", f"{_count(rank.open_files, 'file')}, {_count(rank.maps, 'mapping')}"))
     if plan.largest is not None:
         lines.append(("largest parameter", f"{plan.largest.name} {_shape(plan.largest.shape)}"))
     for large in plan.oversized:
         text = f"{large.name} {_shape(large.shape)}, {large.count} of {format_bytes(large.state_bytes)}"
         lines.append((f"over {config.offload.chunk_mb:g} MiB", text))
-    host = node.host_bytes + node.staging_bytes
     lines += [
         (
             "heaviest node",
-            f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(host)} of host memory"
+            f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(plan.host_bytes)} of host memory"
             + (f" ({format_bytes(fit.headroom_bytes)} free)" if fit.headroom_bytes is not None else ""),
         ),
         (
@@ -85,7 +91,6 @@ def figures(
 def in_three_lines(plan: RunPlan) -> list[tuple[str, str]]:
     """Return what a plan comes to, as label and text."""
     rank, node = plan.heaviest.figures, plan.heaviest_node
-    host = node.host_bytes + node.staging_bytes
     return [
         ("model", _model(plan)),
         (
@@ -96,7 +101,7 @@ def in_three_lines(plan: RunPlan) -> list[tuple[str, str]]:
         ),
         (
             "heaviest node",
-            f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(host)} of host memory; "
+            f"{format_bytes(node.disk_bytes)} on disk, {format_bytes(plan.host_bytes)} of host memory; "
             f"a step reads {format_bytes(node.each_way_bytes)} and writes as much",
         ),
     ]
@@ -248,13 +253,17 @@ def _wait(plan: RunPlan, bandwidth: Bandwidth | None, cost: StepCost | None) -> 
         return "for no drive"
     if bandwidth is None or cost is None:
         return "not known: give --bandwidth READ,WRITE or run muon-offload bench-disk DIRECTORY"
-    rates = f"{bandwidth.read / GB:.2f} GB/s read, {bandwidth.written / GB:.2f} written ({bandwidth.source})"
+    rates = f"{_rate(bandwidth.read)} GB/s read, {_rate(bandwidth.written)} written ({bandwidth.source})"
     behind = "can pass" if cost.compute_s is None else "passes"
     return (
         f"at least {_seconds(cost.floor_s)} for the drive at {rates}; "
         f"{_seconds(cost.behind_s)} of it {behind} behind forward and backward, "
         f"{_seconds(cost.exposed_s)} cannot"
     )
+
+
+def _rate(value: float) -> str:
+    return f"{value / GB:.2f}" if value >= GB / 10 else f"{value / GB:.2g}"
 
 
 def _seconds(value: float) -> str:

@@ -26,6 +26,7 @@ from muon_offload_cli.cli.problems import print_problems, problems_as_json
 from muon_offload_cli.cli.recipes import recipes
 from muon_offload_cli.cli.rules import rules
 from muon_offload_cli.errors import UserError, wrong
+from muon_offload_cli.version import VERSION
 
 # What a shell reports for a command that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
@@ -44,8 +45,19 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"muon-offload {VERSION}")
+        raise typer.Exit
+
+
 @app.callback()
-def _describe() -> None:
+def _describe(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit."),
+    ] = False,
+) -> None:
     """Train Megatron models with Muon's optimizer state on node-local NVMe."""
 
 
@@ -101,16 +113,24 @@ def run(arguments: Sequence[str]) -> int:
         141 the reader of the output went away.
     """
     try:
-        _refuse_empty(arguments)
-        result = app(list(arguments), prog_name="muon-offload", standalone_mode=False)
-    except UserError as error:
-        return _tell(error, arguments)
+        return _answer(arguments)
     except (BrokenPipeError, SystemExit) as error:
         # Typer and rich answer a reader that went away with an exit of their own.
         if not isinstance(error.__context__ or error, BrokenPipeError):
             raise
         _discard_output()
         return BROKEN_PIPE
+
+
+def _answer(arguments: Sequence[str]) -> int:
+    """Run one command; telling what it ran into may itself find that the reader is gone."""
+    try:
+        _refuse_empty(arguments)
+        result = app(list(arguments), prog_name="muon-offload", standalone_mode=False)
+    except UserError as error:
+        return _tell(error, arguments)
+    except (BrokenPipeError, SystemExit):
+        raise
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         return INTERRUPTED
@@ -150,14 +170,19 @@ def _nowhere(error: Exception, arguments: Sequence[str]) -> int | None:
 
 
 def _discard_output() -> None:
-    """Let what is still to be written to standard output go nowhere: flushing it at exit would complain."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, sys.stdout.fileno())
-    except (OSError, ValueError):  # a stream without a descriptor
-        sys.stdout = None
-    finally:
-        os.close(nowhere)
+    """Let what is still to be written go nowhere, on streams that take no more: at exit it would complain."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(nowhere, stream.fileno())
+            except (OSError, ValueError):  # a stream without a descriptor
+                setattr(sys, name, None)
+            finally:
+                os.close(nowhere)
 
 
 def _usage_error(error: Exception) -> int | None:

@@ -152,6 +152,7 @@ def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
         else (),
         host_bytes=node.host_bytes + node.staging_bytes,
         staging_bytes=node.staging_bytes,
+        device_bytes=node.device_bytes,
         largest_parameter=None
         if largest is None
         else ParameterFacts(name=largest.name, shape=largest.shape, state_bytes=largest.state_bytes),

@@ -26,8 +26,8 @@ class Judged:
     """A run as the rules see it.
 
     Attributes:
-        config: Composed; `offload.host_memory_gb` is a number, the checkpoint to go on from chosen if this
-            machine was judged, and `device` settled if the run is to start.
+        config: Composed; `offload.host_memory_gb` is a number; if this machine was judged, the checkpoint to
+            go on from is chosen, and `device` settled.
         problems: All that was found, notes of what ``auto`` took included.
         here: Whether this machine was judged, and not the recipe's cluster.
         facts: What was known of the machine.
@@ -75,7 +75,7 @@ def judge(
         words: Recipe and overrides.
         recipe_directories: Folders of the user's own recipes.
         here: Judge this machine whatever cluster the recipe names, with a real write in its directory.
-        start: The run is about to start: settle its device, and ask Megatron whether a rule needs it or not.
+        start: The run is about to start: ask Megatron whether a rule needs it or not.
         room: Judge room on the drive; False for a command that does so itself.
     """
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
@@ -83,7 +83,7 @@ def judge(
     config = composition.config
     local = here or config.cluster.name == "local"
     remarks = settle_host_memory(config, here=local)
-    if start and config.device is Device.auto:
+    if local and config.device is Device.auto:
         remarks += _choose_device(config, composition.written, gpu_count())
     planned = plan_for_rules(config, composition.written)
     facts = gather_facts(

@@ -22,12 +22,15 @@ def recipes(
     ] = None,
 ) -> None:
     """List recipes, one line each; show or copy one."""
-    from muon_offload_cli.errors import wrong
+    from muon_offload_cli.errors import command, wrong
 
     if name is not None:
         _one(name.removeprefix("recipe="), recipe_dir or [], copy)
     elif copy is not None:
-        raise wrong(f"--copy {copy} needs the name of a recipe.", f"muon-offload recipes tiny --copy {copy}")
+        raise wrong(
+            f"--copy {copy} needs the name of a recipe.",
+            command("muon-offload", "recipes", "tiny", "--copy", copy),
+        )
     else:
         _all(recipe_dir or [])
 
@@ -84,7 +87,7 @@ def _one(name: str, recipe_directories: list[Path], copy: Path | None) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     from muon_offload_cli.cli.problems import another_place
-    from muon_offload_cli.errors import wrong
+    from muon_offload_cli.errors import command, wrong
 
     try:
         with target.open("x", encoding="utf-8") as file:
@@ -95,5 +98,4 @@ def _copy(source: Path, target: Path) -> None:
         raise wrong(
             f"--copy {target} cannot be written: {error.strerror}.", another_place("--copy", target)
         ) from error
-    here = target if target.is_absolute() else Path(target)
-    typer.echo(f"muon-offload train recipe={'' if here.is_absolute() else './'}{here}")
+    typer.echo(command("muon-offload", "train", f"recipe={'' if target.is_absolute() else './'}{target}"))

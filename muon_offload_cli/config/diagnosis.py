@@ -9,6 +9,7 @@ from pathlib import Path
 
 from muon_offload_cli.config.probing import ProbeReport
 from muon_offload_cli.config.rules.facts import DirectoryFacts
+from muon_offload_cli.errors import command
 from muon_offload_cli.machine.limits import ProcessLimits, judge_limits
 from muon_offload_cli.machine.memory import HostMemory
 from muon_offload_cli.units import GIB, format_bytes
@@ -191,7 +192,7 @@ def _scratch_state(known: DirectoryFacts) -> tuple[State, str]:
     if known.is_memory:
         return State.BROKEN, "use a folder on a drive: this one is memory"
     if not known.writable:
-        return State.BROKEN, f"make it writable: sudo install -d -o $USER {known.path}"
+        return State.BROKEN, "make it writable: sudo install -d -o $USER " + command(known.path)
     if known.write_error:
         return State.BROKEN, f"use another folder: {known.write_error}"
     if known.free_bytes is not None and known.free_bytes < LITTLE_SPACE_BYTES:

@@ -66,7 +66,7 @@ def gather_facts(
             problems += error.problems
     folders = _folders(config, problems)
     host = memory.inspect()
-    scripts = [] if config.megatron.entrypoint is None else [config.megatron.entrypoint]
+    scripts = [config.megatron.entrypoint] if config.megatron.entrypoint else []
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
     report = ProbeReport()
     if probe and not missing:

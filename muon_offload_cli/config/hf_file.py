@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muon_offload_cli.config.keys import example_of
-from muon_offload_cli.errors import Problem, wrong
+from muon_offload_cli.errors import Problem, command, override, wrong
 
 KEY = "model.from_hf"
 CONFIG = "config.json"
@@ -31,7 +31,7 @@ def hf_folder(given: str) -> Path:
     if is_folder and has_config:
         return folder
     if is_file:
-        fix = f"{KEY}={folder.parent}" if folder.name == CONFIG else f"{KEY}={example_of(KEY)}"
+        fix = override(KEY, folder.parent) if folder.name == CONFIG else f"{KEY}={example_of(KEY)}"
         raise wrong(f"{KEY}={given[:120]}: {folder} is a file, not the folder of a model.", fix, KEY)
     lacks = f"there is no {CONFIG} in {folder}" if is_folder else f"there is no folder {folder}"
     raise wrong(
@@ -150,7 +150,9 @@ def read_hf_file(folder: Path) -> HfFile:
             raise wrong(f"{path} is larger than 16 MiB, no model's description.", fix, KEY)
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise wrong(f"{path} cannot be read: {error.strerror}.", f"chmod u+r {path}", KEY) from error
+        raise wrong(
+            f"{path} cannot be read: {error.strerror}.", command("chmod", "u+r", path), KEY
+        ) from error
     except json.JSONDecodeError as error:
         raise wrong(f"{path}:{error.lineno}:{error.colno}: malformed JSON: {error.msg}.", fix, KEY) from error
     except (UnicodeDecodeError, RecursionError) as error:

@@ -125,6 +125,7 @@ def example_of(key: str) -> str:
         "train.sequence_length": "2048",
         "train.global_batch": "8",
         "model.from_hf": "/path/of/the/model",
+        "data.paths": "[/path/to/file]",
     }
     if key in chosen or takes_null(key):
         return chosen.get(key, "null")

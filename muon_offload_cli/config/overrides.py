@@ -6,6 +6,7 @@ nothing that a run could use or are dropped in silence by the compose API, so th
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from muon_offload_cli.config.keys import (
     section_names,
 )
 from muon_offload_cli.config.locations import RECIPE_SUFFIXES
-from muon_offload_cli.errors import Problem, wrong
+from muon_offload_cli.errors import Problem, command, override, wrong
 
 MAX_WORD = 16384
 
@@ -61,7 +62,7 @@ def split_recipe(words: Sequence[str], known: Iterable[str] = ()) -> tuple[str, 
     names = sorted(known)
     for word in words:
         if word in names or ("=" not in word and word.endswith(RECIPE_SUFFIXES)):
-            fix = shlex.quote(f"recipe={word}")
+            fix = command(f"recipe={word}")
             raise wrong(f"no recipe is given: {short(word)} is one, without 'recipe='.", fix, "recipe")
     listed = f" Recipes: {', '.join(names)}." if names else ""
     raise wrong(f"no recipe is given.{listed}", f"recipe={example_recipe(names)}", "recipe")
@@ -219,25 +220,23 @@ def _instead(key: str, options: Mapping[str, Iterable[str]]) -> str:
 
 
 def _malformed(key: str, text: str, message: str) -> Problem:
-    reason = message.strip().splitlines()[0] if message.strip() else "not understood"
-    return Problem(
-        what=f"{key}={short(text)} is malformed: {short(reason)}.", fix=_quoted(key, text), keys=(key,)
-    )
+    # The parser's own words name tokens of its grammar; what a person can use of them is the place.
+    stray = re.search(r"(?:input|error at:) '(.+?)'", message)
+    reason = f" at {short(stray[1])}" if stray and stray[1] != "<EOF>" else ""
+    return Problem(what=f"{key}={short(text)} is malformed{reason}.", fix=_quoted(key, text), keys=(key,))
 
 
 def _quoted(key: str, text: str) -> str:
     """Return the override with its value in quotes, which take any characters, ready for a shell."""
+    if text.startswith("="):
+        return override(key, text.lstrip("="))
     if not is_text(key) or len(text) > 500:
         return "write key=value"
     listed = is_list(key) and (key not in ONE_OR_SEVERAL or text.startswith("["))
-    inside = text.removeprefix("[").removesuffix("]") if listed else text
-    items = [
-        item.strip().replace("\\", "\\\\").replace('"', '\\"')
-        for item in (inside.split(",") if listed else [inside])
-        if item.strip() or not listed
-    ]
-    joined = ",".join(f'"{item}"' for item in items)
-    return shlex.quote(f"{key}=[{joined}]" if listed else f"{key}={joined}")
+    if not listed:
+        return override(key, text.strip())
+    items = text.removeprefix("[").removesuffix("]").split(",")
+    return override(key, [item.strip() for item in items if item.strip()])
 
 
 def _normalised(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def find_recipe(recipe: str, recipe_directories: Sequence[Path] = ()) -> Path:
     if "/" in recipe or recipe.endswith(RECIPE_SUFFIXES):
         path = Path(recipe).expanduser()
         if not path.is_file():
-            raise wrong(f"recipe={recipe}: there is no such file.", "recipe=/path/to/file.yaml", "recipe")
+            fault = "that is no file" if os.path.lexists(path) else "there is no such file"
+            raise wrong(f"recipe={recipe}: {fault}.", "recipe=/path/to/file.yaml", "recipe")
         return path
     found = find_recipes(recipe_directories)
     if recipe in found:

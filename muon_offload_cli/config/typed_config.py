@@ -22,7 +22,7 @@ from muon_offload_cli.config.keys import (
 from muon_offload_cli.config.overrides import is_list, short
 from muon_offload_cli.config.recipe_file import leaves
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.errors import Problem, override
 
 
 def typed_config(
@@ -112,4 +112,6 @@ def _wrong_type(key: str, value: Any, where: str) -> Problem:
     if is_list(key) and isinstance(value, list):
         takes = "the items of its list are texts, which null, lists and mappings are not"
     fix = f"{key}={near[0] if near else example_of(key)}"
+    if is_list(key) and isinstance(value, str | int | float) and value != "":
+        fix = override(key, [str(value)])
     return Problem(what=f"{key}={shown}{where}: {takes}.", fix=fix, keys=(key,))

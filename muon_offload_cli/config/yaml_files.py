@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import wrong
+from muon_offload_cli.errors import command, wrong
 
 # A run is described in a few hundred lines; more is some other file given by mistake.
 MAX_FILE_BYTES = 1024**2
@@ -37,7 +37,9 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
             f"the {what} {path} is no UTF-8 text (byte {error.start}).", "save it as UTF-8"
         ) from error
     except OSError as error:
-        raise wrong(f"the {what} {path} cannot be read: {error.strerror}.", f"check: ls -l {path}") from error
+        raise wrong(
+            f"the {what} {path} cannot be read: {error.strerror}.", "check: " + command("ls", "-l", path)
+        ) from error
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if isinstance(root, yaml.MappingNode):

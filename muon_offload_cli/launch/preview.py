@@ -137,6 +137,9 @@ def _offload(config: Config, facts: MachineFacts) -> str:
                 parts.append(f"verify={value.name}")
             continue
         if key in ("chunk_mb", "staging_mb"):
+            if key == "staging_mb" and facts.planned.staging_bytes:
+                # Rings are no larger than what goes through them.
+                value = facts.planned.staging_bytes / config.launcher.ranks_per_node / MIB
             shown = "all at once" if value == 0 else format_bytes(value * MIB)
             parts.append(f"{key.removesuffix('_mb')} {shown}")
         elif key == "directory":

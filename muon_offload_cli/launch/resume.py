@@ -12,7 +12,7 @@ from muon_offload_cli.checkpoints.names import step_of
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import other_shapes
 from muon_offload_cli.config.vocabulary import vocabulary_size
-from muon_offload_cli.errors import Level, Problem, UserError, wrong
+from muon_offload_cli.errors import Level, Problem, UserError, override, wrong
 from muon_offload_cli.machine.filesystem import folder_fault
 from muon_offload_cli.units import round_up
 
@@ -183,7 +183,7 @@ def _exactly(directory: Path, step: int, source: str) -> Found:
     )
     there = [each.step for each in _list(directory, source) if each.complete]
     listed = f" Complete steps: {', '.join(map(str, there))}." if there else " None is complete."
-    fix = f"resume={directory if '/' in source else there[-1]}" if there else "resume=none"
+    fix = override("resume", directory if "/" in source else str(there[-1])) if there else "resume=none"
     raise wrong(f"resume={source}: {fault}.{listed}", fix, _KEY)
 
 
@@ -198,7 +198,8 @@ def _demand_fit(config: Config, found: Found) -> None:
             Problem(
                 what=f"step {found.step} in {found.folder.parent} was saved without optimizer state "
                 "(checkpoint.optimizer=false): there is none to go on with.",
-                fix=f"resume={found.folder} resume.weights_only=true, with another checkpoint.directory",
+                fix=override("resume", found.folder)
+                + " resume.weights_only=true, with another checkpoint.directory",
                 keys=(_KEY, "resume.weights_only"),
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from muon_offload_cli.config.rules.chunks import ON_GPUS
 from muon_offload_cli.config.rules.directory import KEY
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.offload.settings import OffloadSettings
@@ -63,7 +64,7 @@ def judge_fit(
     """
     node = plan.heaviest_node
     rooms = space.rooms(plan)
-    host = node.host_bytes + node.staging_bytes
+    host = plan.host_bytes
     problems = [
         _no_room(plan, room, ways_to_fit(plan, space, room, settings, replan))
         for room in rooms
@@ -114,17 +115,19 @@ def _no_room_for_checkpoints(plan: RunPlan, space: NodeSpace) -> Iterator[Proble
 
 
 def _no_memory(plan: RunPlan, headroom: int, host: int, settings: OffloadSettings) -> Problem:
-    node = plan.heaviest_node
+    node, fixed = plan.heaviest_node, plan.fixed_host_bytes(plan.heaviest_node)
     has = f"and this job may still take {format_bytes(headroom)}"
-    if settings.engine == "host":
+    if plan.on_cpu and node.device_bytes > headroom:
+        fix = ON_GPUS
+    elif settings.engine == "host":
         fix = "offload.engine=disk"
-    elif node.host_bytes:
-        most = max(0, headroom - node.staging_bytes) // GIB
-        fix = f"offload.host_memory_gb={most}"
+    elif fixed <= headroom:
+        fix = f"offload.host_memory_gb={(headroom - fixed) // GIB}"
     else:
         fix = "lower offload.staging_mb"
     return Problem(
-        what=f"node {node.node} needs {format_bytes(host)} of host memory for state and staging, {has}.",
+        what=f"node {node.node} needs {format_bytes(host)} of host memory for "
+        f"{'all that ranks on CPUs hold' if plan.on_cpu else 'state and staging'}, {has}.",
         fix=fix,
         keys=("offload.host_memory_gb", "offload.staging_mb"),
         rule="disk-plan",

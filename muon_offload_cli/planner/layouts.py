@@ -110,7 +110,7 @@ def layouts_for(
 
 def _judged(config: Config, candidate: Config, capacity: Capacity, planner: Planner) -> Layout:
     plan = planner.plan()
-    node, device = plan.heaviest_node, max(kind.figures.device_bytes for kind in plan.kinds)
+    node, device = plan.heaviest_node, max(kind.figures.stepping_bytes for kind in plan.kinds)
     needs = (
         (device, capacity.gpu_bytes, "on each GPU besides activations"),
         (node.host_bytes + node.staging_bytes, capacity.host_bytes, "of host memory"),

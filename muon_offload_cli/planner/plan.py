@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.rules.settings import has_flag
+from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.offload.directories import bytes_by_directory
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.distribution import Distribution, RankPlace, Share, place_of, ranks_by_place
@@ -50,6 +51,7 @@ class NodeTotal:
         rank_disk_bytes: The same by local rank.
         host_bytes: Host memory that holds state between steps.
         staging_bytes: Host memory of all staging rings.
+        device_bytes: What its ranks have on their devices while they step, activations not counted.
         muon_state_bytes: Momenta, master weights and second moments, wherever they are.
         each_way_bytes: What a step reads from its drives, and as much that it writes to them.
         each_way_behind_bytes: See `RankFigures`.
@@ -62,6 +64,7 @@ class NodeTotal:
     rank_disk_bytes: tuple[int, ...]
     host_bytes: int
     staging_bytes: int
+    device_bytes: int
     muon_state_bytes: int
     each_way_bytes: int
     each_way_behind_bytes: int
@@ -96,6 +99,7 @@ class RunPlan:
 
     Attributes:
         engine: `offload.engine`.
+        on_cpu: Ranks train on the CPU, where what is on the device is host memory too.
         layers: What Megatron builds its layers from.
         parameters: Elements of the whole model, each once, padding of the vocabulary included.
         muon_parameters: Those that Muon steps.
@@ -108,6 +112,7 @@ class RunPlan:
     """
 
     engine: str
+    on_cpu: bool
     layers: Layers
     parameters: int
     muon_parameters: int
@@ -127,6 +132,15 @@ class RunPlan:
     def heaviest_node(self) -> NodeTotal:
         """The machine with most on disk, then in host memory."""
         return max(self.nodes, key=lambda node: (node.disk_bytes, node.host_bytes, -node.node))
+
+    def fixed_host_bytes(self, node: NodeTotal) -> int:
+        """Return the host memory of `node` that holds no state for good: rings, and on CPUs the device."""
+        return node.staging_bytes + node.device_bytes * self.on_cpu
+
+    @property
+    def host_bytes(self) -> int:
+        """All host memory that the heaviest machine's ranks need, activations on CPUs not counted."""
+        return self.heaviest_node.host_bytes + self.fixed_host_bytes(self.heaviest_node)
 
 
 class Planner:
@@ -162,6 +176,7 @@ class Planner:
         total = inventory.parameters()
         return RunPlan(
             engine=settings.engine,
+            on_cpu=self._config.device is Device.cpu,
             layers=self.layers,
             parameters=total,
             muon_parameters=muon,
@@ -198,6 +213,7 @@ class Planner:
                     adam_elements=share.adam_elements,
                     settings=settings,
                     item_bytes=self._item_bytes,
+                    bf16_gradients=has_flag(self._config, "grad_reduce_in_bf16"),
                 )
             figures[place] = planned[key]
         return figures
@@ -249,6 +265,7 @@ def _node_total(node: int, ranks: Iterable[RankFigures]) -> NodeTotal:
         rank_disk_bytes=tuple(rank.disk_bytes for rank in own),
         host_bytes=sum(rank.host_bytes for rank in own),
         staging_bytes=sum(rank.staging_bytes for rank in own),
+        device_bytes=sum(rank.stepping_bytes for rank in own),
         muon_state_bytes=sum(rank.muon_state_bytes for rank in own),
         each_way_bytes=sum(rank.each_way_bytes for rank in own),
         each_way_behind_bytes=sum(rank.each_way_behind_bytes for rank in own),

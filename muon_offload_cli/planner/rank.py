@@ -34,6 +34,9 @@ WEIGHT_BYTES = 2
 GRADIENT_BYTES = 4
 """Bytes an element: Megatron reduces bf16 models' gradients in fp32 (training/arguments.py)."""
 
+BF16_GRADIENT_BYTES = 2
+"""The same with ``--grad-reduce-in-bf16``; the optimizers then step fp32 copies."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankFigures:
@@ -53,6 +56,9 @@ class RankFigures:
         window_bytes: Device memory of the windows.
         weight_bytes: Device memory of the model's weights.
         gradient_bytes: Device memory of the gradients.
+        gradient_copy_bytes: Device memory of fp32 copies of the gradients of all that this rank steps: made
+            at once before the first chunk, as one norm is taken over all, and gone after the step; 0 where
+            gradients are fp32 themselves.
         adam_state_bytes: Device memory of Adam's state.
         chunks: Chunks of the plan.
         chunks_on_disk: Those of them that live on disk.
@@ -81,6 +87,7 @@ class RankFigures:
     window_bytes: int
     weight_bytes: int
     gradient_bytes: int
+    gradient_copy_bytes: int
     adam_state_bytes: int
     chunks: int
     chunks_on_disk: int
@@ -107,6 +114,11 @@ class RankFigures:
             + self.adam_state_bytes
         )
 
+    @property
+    def stepping_bytes(self) -> int:
+        """All that is on the training device while the optimizer steps, when activations are gone."""
+        return self.device_bytes + self.gradient_copy_bytes
+
 
 def rank_figures(
     owned: Sequence[TensorInfo],
@@ -115,6 +127,7 @@ def rank_figures(
     adam_elements: int,
     settings: OffloadSettings,
     item_bytes: int = 2 * STATE_BYTES,
+    bf16_gradients: bool = False,
 ) -> RankFigures:
     """Plan one rank.
 
@@ -124,6 +137,7 @@ def rank_figures(
         adam_elements: Elements of which Adam's state is here.
         settings: What the offloader will be told; engine ``none`` moves nothing.
         item_bytes: What `muon_state_bytes` returns.
+        bf16_gradients: Megatron is told ``--grad-reduce-in-bf16``.
     """
     muon = sum(tensor.numel for tensor in owned)
     second_moments = item_bytes > 2 * STATE_BYTES
@@ -149,7 +163,8 @@ def rank_figures(
         staging_bytes=2 * slots * piece_bytes,
         window_bytes=sum(windows),
         weight_bytes=held_elements * WEIGHT_BYTES,
-        gradient_bytes=held_elements * GRADIENT_BYTES,
+        gradient_bytes=held_elements * (BF16_GRADIENT_BYTES if bf16_gradients else GRADIENT_BYTES),
+        gradient_copy_bytes=(muon + adam_elements) * GRADIENT_BYTES * bf16_gradients,
         adam_state_bytes=adam_elements * ADAM_STATE_BYTES,
         chunks=len(plan.chunks),
         chunks_on_disk=len(plan.of_tier(Tier.DISK)),

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from muon_offload_cli.config.rules.directory import KEY, as_word
+from muon_offload_cli.config.rules.directory import KEY, one_or_several
+from muon_offload_cli.errors import override
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.plan import RunPlan
 from muon_offload_cli.planner.space import NodeSpace, Room
@@ -43,7 +44,7 @@ def _without(plan: RunPlan, space: NodeSpace, room: Room) -> Iterator[str]:
     kept = [mount for mount in space.mounts if mount.device != room.mount.device]
     rooms = replace(space, mounts=kept).rooms(plan)
     if rooms and all(other.state_bytes(plan) <= other.state_room for other in rooms):
-        yield f"{KEY}={as_word([str(mount.directory) for mount in kept])}"
+        yield override(KEY, one_or_several([str(mount.directory) for mount in kept]))
 
 
 def _other_mounts(space: NodeSpace, room: Room, disk_bytes: int) -> Iterator[str]:
@@ -54,7 +55,8 @@ def _other_mounts(space: NodeSpace, room: Room, disk_bytes: int) -> Iterator[str
     if roomy and room.state_room > 0:
         best = max(roomy, key=lambda other: other.free_bytes)
         root = best.mount_point.rstrip("/")
-        yield f"{KEY}={root}/muon_offload ({best.kind}, {format_bytes(best.free_bytes)} free)"
+        word = override(KEY, f"{root}/muon_offload")
+        yield f"{word} ({best.kind}, {format_bytes(best.free_bytes)} free)"
 
 
 def _more_nodes(plan: RunPlan, room: Room) -> Iterator[str]:
@@ -90,7 +92,7 @@ def _more_memory(
     """Find the smallest budget in GiB whose chunks leave a disk part that fits."""
     node = plan.heaviest_node
     ranks = sum(len(kind.ranks) for kind in plan.kinds) // len(plan.nodes)
-    most = ((space.headroom_bytes or 0) - node.staging_bytes) // GIB
+    most = ((space.headroom_bytes or 0) - plan.fixed_host_bytes(node)) // GIB
 
     def fits(gib: int) -> bool:
         own = replace(settings, host_bytes=gib * GIB // ranks)

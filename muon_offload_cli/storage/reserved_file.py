@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muon_offload_cli.errors import UserError, does_not_fit, wrong
+from muon_offload_cli.errors import UserError, command, does_not_fit, wrong
 from muon_offload_cli.machine.anonymous_file import open_anonymous
 from muon_offload_cli.machine.filesystem import Mount, inspect
 from muon_offload_cli.storage.extent import ALIGNMENT
@@ -138,7 +138,7 @@ def _usable(directory: Path) -> Mount:
     if not kind and parent != stat.S_IFDIR:
         raise wrong(
             f"{_KEY}={directory} cannot be created: {directory.parent} does not exist or is a file.",
-            f"mkdir -p {directory}",
+            command("mkdir", "-p", directory),
             _KEY,
         )
     if mount.is_memory:

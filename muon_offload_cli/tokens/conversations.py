@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.errors import Level, Problem, UserError
 
 MAX_PROBLEMS = 10
 """Bad lines told for one file."""
@@ -70,6 +70,8 @@ def read_lines[T](
             if isinstance(content, Problem):
                 problems.append(content)
                 if len(problems) == MAX_PROBLEMS:
+                    what = f"data.paths: {path} was not read beyond line {number}: more lines may be wrong."
+                    problems.append(Problem(what=what, keys=("data.paths",), level=Level.NOTE))
                     break
             else:
                 yield number, content

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from muon_offload_cli.errors import UserError, wrong
+from muon_offload_cli.errors import UserError, override, wrong
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -48,7 +48,7 @@ def check_pair(prefix: Path) -> int:
     if prefix.suffix in (".bin", ".idx") and not idx_path(prefix).exists():
         raise wrong(
             f"data.prefix={prefix} names one file of the pair; the path without its suffix is expected.",
-            f"data.prefix={prefix.with_suffix('')}",
+            override("data.prefix", prefix.with_suffix("")),
             "data.prefix",
         )
     try:

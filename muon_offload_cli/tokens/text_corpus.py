@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from muon_offload_cli.config.schema import DataConfig, DataSource
-from muon_offload_cli.errors import Problem, UserError, wrong
+from muon_offload_cli.errors import Problem, UserError, command, override, wrong
 from muon_offload_cli.tokens.conversations import Example, json_object, kind_of, parse_example, read_lines
 from muon_offload_cli.units import MIB
 
@@ -69,7 +69,7 @@ class SourceFile:
         except OSError as error:
             raise wrong(
                 f"data.paths: {self.path} cannot be read: {error.strerror}.",
-                f"chmod u+r {self.path}",
+                command("chmod", "u+r", self.path),
                 "data.paths",
             ) from error
 
@@ -164,6 +164,14 @@ def find_corpus(data: DataConfig) -> Corpus:
             "data.paths=[/path/to/file]",
             "data.paths",
         )
+    corpus, problems = usable_files(data)
+    if problems:
+        raise UserError(problems=problems)
+    return corpus
+
+
+def usable_files(data: DataConfig) -> tuple[Corpus, list[Problem]]:
+    """Return the files of ``data.paths`` that can be read, and what is wrong with the others."""
     files: list[SourceFile] = []
     problems: list[Problem] = []
     for text in data.paths:
@@ -175,9 +183,7 @@ def find_corpus(data: DataConfig) -> Corpus:
             files.append(SourceFile(path=path, num_bytes=found.st_size, mtime_ns=found.st_mtime_ns))
         else:
             problems.append(problem)
-    if problems:
-        raise UserError(problems=problems)
-    return Corpus(name=data.source.name, files=tuple(files), jsonl_key=data.jsonl_key)
+    return Corpus(name=data.source.name, files=tuple(files), jsonl_key=data.jsonl_key), problems
 
 
 def _problem_of(path: Path) -> Problem | None:
@@ -193,7 +199,7 @@ def _problem_of(path: Path) -> Problem | None:
     if stat.S_ISDIR(found.st_mode):
         return Problem(
             what=f"data.paths: {path} is a directory; each path must be one text or jsonl file.",
-            fix=f'"data.paths=[{_files_of(path)}]"',
+            fix=override("data.paths", _files_of(path)),
             keys=keys,
         )
     if not stat.S_ISREG(found.st_mode):
@@ -210,18 +216,20 @@ def _problem_of(path: Path) -> Problem | None:
         )
     if not os.access(path, os.R_OK):
         return Problem(
-            what=f"data.paths: {path} cannot be read: Permission denied.", fix=f"chmod u+r {path}", keys=keys
+            what=f"data.paths: {path} cannot be read: Permission denied.",
+            fix=command("chmod", "u+r", path),
+            keys=keys,
         )
     return None
 
 
-def _files_of(directory: Path) -> str:
+def _files_of(directory: Path) -> list[str]:
     """Name some files of a directory, for the fix of someone who named the directory."""
     try:
         names = sorted(str(entry) for entry in directory.iterdir() if entry.is_file())
     except OSError:
         names = []
-    return ",".join(names[:3]) or f"{directory}/file.txt"
+    return names[:3] or [f"{directory}/file.txt"]
 
 
 def _stdlib_files() -> tuple[SourceFile, ...]:
@@ -275,7 +283,7 @@ def _text_of(line: bytes, where: str, key: str) -> str | Problem:
         return Problem(
             what=f"data.paths: {where} has no field {key!r} (data.jsonl_key); "
             f"it has: {', '.join(record) or 'none'}.",
-            fix=f"data.jsonl_key={strings[0]}" if strings else f"add the field {key!r} to the line",
+            fix=override("data.jsonl_key", strings[0]) if strings else f"add the field {key!r} to the line",
             keys=keys,
         )
     text = record[key]

@@ -12,7 +12,7 @@ from muon_offload_cli.config.vocabulary import tokenizer_folder, vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, wrong
 from muon_offload_cli.tokens.indexed_pair import check_pair, read_spans
 from muon_offload_cli.tokens.preparation import prepare
-from muon_offload_cli.tokens.text_corpus import find_corpus
+from muon_offload_cli.tokens.text_corpus import usable_files
 from muon_offload_cli.units import MIB, round_up
 
 LOOKED_AT_BYTES = 16 * MIB
@@ -28,7 +28,8 @@ def look_at_data(config: Config) -> tuple[Problem, ...]:
     try:
         match data.source:
             case DataSource.text | DataSource.chat:
-                return tuple(find_corpus(data).look(LOOKED_AT_BYTES)) if data.paths else ()
+                corpus, problems = usable_files(data)
+                return (*problems, *(corpus.look(LOOKED_AT_BYTES) if corpus.files else ()))
             case DataSource.indexed:
                 if data.prefix:
                     check_pair(Path(data.prefix).expanduser().absolute())

@@ -112,6 +112,40 @@ def test_an_override_is_refused_in_its_own_words(
     assert all(len(str(problem["what"])) < 1000 for problem in found)
 
 
+@pytest.mark.parametrize(
+    ("word", "what", "fix"),
+    [
+        ("train.steps==3", "train.steps==3 is malformed at =.", "train.steps=3"),
+        ("data.paths=/x/d.jsonl", "it takes a list", "data.paths=[/x/d.jsonl]"),
+        ("data.paths=null", "it takes a list", "data.paths=[/path/to/file]"),
+        ("optimizer.lr=nan", "optimizer.lr=nan is out of range", "optimizer.lr=0.0003"),
+        ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf is out", "optimizer.weight_decay=0.0"),
+        ("cluster.gpus_per_node=-1", "it must be 0 or more", "cluster.gpus_per_node=0"),
+        ("offload=none offload.chunk_mb=3", "never reads it", "leave it out, or offload.engine=disk"),
+    ],
+)
+def test_one_thing_wrong_is_told_once_with_a_fix_that_helps(
+    capsys: pytest.CaptureFixture[str], word: str, what: str, fix: str
+) -> None:
+    (problem,) = problems(capsys, RECIPE, *word.split())
+    assert what in str(problem["what"])
+    assert problem["fix"] == fix
+
+
+def test_lines_of_one_file_are_told_beside_files_that_cannot_be_read_and_that_there_may_be_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("x\n" * 300)
+    (tmp_path / "empty.txt").touch()
+    given = f"data.paths=[{tmp_path}/empty.txt,/nope,{tmp_path},{bad}]"
+    told = [str(problem["what"]) for problem in problems(capsys, RECIPE, "data=text", given)]
+    assert sum(f"{bad} line" in what for what in told) == 10
+    assert sum("empty" in what or "/nope" in what or "a folder" in what for what in told) == 3
+    assert f"{bad} was not read beyond line 10" in told[-1]
+    assert len(told) == 14
+
+
 def test_an_unknown_recipe_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     (problem,) = problems(capsys, "recipe=tinny")
     assert "Did you mean tiny?" in str(problem["what"])
@@ -132,6 +166,15 @@ def test_a_request_without_a_recipe_gets_one_that_runs_everywhere(
     (problem,) = problems(capsys, word, "train.steps=3")
     assert what in str(problem["what"])
     assert problem["fix"] == "recipe=tiny"
+
+
+def test_a_path_that_is_there_and_no_file_is_told_as_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder,) = problems(capsys, f"recipe={tmp_path}/")
+    assert folder["what"] == f"recipe={tmp_path}/: that is no file."
+    (missing,) = problems(capsys, f"recipe={tmp_path}/x.yaml")
+    assert missing["what"] == f"recipe={tmp_path}/x.yaml: there is no such file."
 
 
 def test_a_file_without_its_key_is_taken_for_the_recipe_that_is_missing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -14,9 +15,11 @@ import pytest
 from muon_offload_cli.cli import main
 from muon_offload_cli.cli.problems import exit_code, print_problems
 from muon_offload_cli.cli.rules import as_markdown
+from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.rules import all_rules
 from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.version import VERSION
 from tests.fakes.fake_torchrun import HANG_S
 
 RECIPE = "recipe=tiny"
@@ -230,6 +233,35 @@ def test_a_closed_pipe_ends_quietly() -> None:
     )
     os.close(write)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("word", ["train.seed=abc", "offload.fraction=2"])
+def test_a_reader_that_goes_away_while_errors_are_told_is_no_fault_of_ours(word: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "muon_offload_cli.cli.main", "check-config", RECIPE, word]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=write, timeout=60, check=False)
+    os.close(write)
+    assert done.returncode == 141
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"muon-offload {VERSION}\n"
+
+
+def test_a_fix_with_a_path_can_be_pasted_whatever_the_path_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["recipes", "tiny", "--copy", "ü b.yaml"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words == ["muon-offload", "train", "recipe=./ü b.yaml"]
+    (tmp_path / "a b").touch(mode=0)
+    assert main.run(["check-config", RECIPE, "offload.directory=a b"]) == 2
+    fix = next(line for line in capsys.readouterr().err.splitlines() if "fix:" in line)
+    (word,) = shlex.split(fix.removeprefix("  fix:"))
+    assert compose("tiny", [word]).config.offload.directory == [f"{tmp_path}/a b"]
 
 
 def test_escape_sequences_in_values_are_made_visible(capsys: pytest.CaptureFixture[str]) -> None:

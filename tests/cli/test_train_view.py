@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 from muon_offload_cli.cli.train_view import PIPE_WIDTH, TrainView, figures_of, make_console, printable
+from muon_offload_cli.config.rules import MachineFacts, PlannedFacts
 from muon_offload_cli.config.schema import Config, DataSource, Engine
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.follow import RankReported
-from muon_offload_cli.launch.preview import preview
+from muon_offload_cli.launch.preview import NOTHING_KNOWN, preview
 from muon_offload_cli.launch.verdict import RankVerdict, Verdict
 from muon_offload_cli.records import RankReport
 
@@ -37,9 +38,19 @@ def config(engine: Engine) -> Config:
     return made
 
 
-def shown(asked: Config, tmp_path_factory: pytest.TempPathFactory) -> str:
+def shown(
+    asked: Config, tmp_path_factory: pytest.TempPathFactory, facts: MachineFacts = NOTHING_KNOWN
+) -> str:
     folder = RunFolder(root=tmp_path_factory.getbasetemp())
-    return "\n".join(text for _, text in preview(asked, folder))
+    return "\n".join(text for _, text in preview(asked, folder, facts))
+
+
+def test_rings_are_shown_as_large_as_the_plan_makes_them(tmp_path_factory: pytest.TempPathFactory) -> None:
+    asked = config(Engine.disk)
+    assert "staging 192.00 MiB" in shown(asked, tmp_path_factory)
+    asked.launcher.ranks_per_node = 4
+    facts = MachineFacts(planned=PlannedFacts(staging_bytes=4 * 28 * 2**20))
+    assert "staging 28.00 MiB" in shown(asked, tmp_path_factory, facts)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.gathering import gather_facts, look_at_directory, resolve_directory
 from muon_offload_cli.config.inputs import look_at_pretrained
+from muon_offload_cli.errors import UserError
 
 
 def test_a_directory_that_does_not_exist_is_judged_by_its_nearest_parent_and_not_made(tmp_path: Path) -> None:
@@ -112,6 +113,9 @@ def test_a_link_that_leads_nowhere_is_seen_also_on_the_way(tmp_path: Path) -> No
     for below in ("", "state"):
         known = look_at_directory(link / below, write=False)
         assert known.dangling == (tmp_path / "gone" / below)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="cannot be looked at"):
+        look_at_directory(tmp_path / "loop", write=False)
     (tmp_path / "gone").mkdir()
     assert look_at_directory(link / "state", write=False).dangling is None
 

@@ -22,6 +22,7 @@ from muon_offload_cli.config.rules import (
     refuses,
 )
 from muon_offload_cli.config.rules.directory import FOLDERS
+from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Level, Problem
 from tests.config.rule_cases import CASES
 from tests.config.rule_cases.case import NOTHING_KNOWN, TWO, Case, in_folders, on_disk, on_disks
@@ -33,6 +34,11 @@ IDS = [f"{case.rule}-{number}" for number, case in enumerate(CASES)]
 @functools.cache
 def composed(words: str) -> Composition:
     return compose("tiny", shlex.split(words))
+
+
+def composed_run(words: str) -> tuple[Config, frozenset[str]]:
+    composition = composed(words)
+    return composition.config, frozenset(composition.written)
 
 
 def rule_named(name: str) -> Rule:
@@ -81,6 +87,41 @@ def test_pasting_the_fix_makes_the_rule_pass(case: Case) -> None:
         facts = case.good_facts if follows else case.bad_facts
         fixed = " ".join([case.bad, *map(shlex.quote, pasted)])
         assert problem.what not in {left.what for left in found_by(case, fixed, facts)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_pasting_the_fix_makes_no_other_rule_refuse(case: Case) -> None:
+    for problem in found_by(case, case.bad, case.bad_facts):
+        pasted = as_overrides(problem.fix)
+        fixed = " ".join([case.bad, *map(shlex.quote, pasted)])
+        before, after = (
+            {each.rule for each in refuses(check(*composed_run(words), case.bad_facts), strict=True)}
+            for words in (case.bad, fixed)
+        )
+        assert after <= before, problem.fix
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (
+            "cluster=h200_x1",
+            "launcher.ranks_per_node=1 parallel.tp=1 parallel.ep=1 parallel.sequence_parallel=false",
+        ),
+        ("launcher.ranks_per_node=3", "launcher.ranks_per_node=2 parallel.ep=1"),
+        ("parallel.tp=3", "parallel.tp=2"),
+        ("parallel.tp=8 launcher.ranks_per_node=8", "parallel.tp=4"),
+        ("parallel.tp=2 launcher.ranks_per_node=12 train.global_batch=8", "train.global_batch=12"),
+        (
+            "launcher.nodes=2 launcher.ranks_per_node=8 cluster=gb300_x4 parallel.tp=8 parallel.ep=1",
+            "launcher.ranks_per_node=4 parallel.tp=4",
+        ),
+    ],
+)
+def test_layouts_that_cannot_be_are_answered_with_one_whole_set_of_words(words: str, fix: str) -> None:
+    found = {problem.fix for problem in refuses(check(*composed_run(words), NOTHING_KNOWN, here=False))}
+    assert found == {fix}
+    assert refuses(check(*composed_run(f"{words} {fix}"), NOTHING_KNOWN, here=False)) == []
 
 
 def test_every_rule_has_a_case_a_reason_and_its_own_name() -> None:

@@ -11,7 +11,7 @@ DATA_PARALLEL = ("parallel=data",)
 
 
 def config(recipe: str, *words: str) -> Config:
-    return compose(recipe, [*words, "device=cpu"]).config
+    return compose(recipe, ["device=cpu", *words]).config
 
 
 def planner(recipe: str, *words: str, layers: Layers = Layers.LOCAL) -> Planner:

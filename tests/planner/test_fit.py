@@ -15,7 +15,7 @@ from muon_offload_cli.planner.space import NodeSpace, cluster_space
 from muon_offload_cli.units import GIB
 from tests.planner.plans import config, planner
 
-WORDS = ("model=gpt_2b9", "parallel=tp2", "offload.chunk_mb=512")
+WORDS = ("model=gpt_2b9", "parallel=tp2", "offload.chunk_mb=512", "device=cuda")
 PLANNER = planner("tiny", *WORDS)
 SETTINGS = offload_settings(config("tiny", *WORDS))
 NEEDED = PLANNER.plan().heaviest_node.disk_bytes
@@ -121,6 +121,18 @@ def test_host_memory_that_is_not_there_is_told(words: tuple[str, ...], fix: str)
     space = NodeSpace(mounts=[mount(10 * NEEDED)], others=(), headroom_bytes=8 * GIB)
     (problem,) = judge_fit(run.plan(settings), space, settings, run.plan).problems
     assert problem.fix == fix
+
+
+def test_on_cpus_what_is_on_the_device_is_host_memory() -> None:
+    words = (*WORDS, "device=cpu")
+    run, settings = planner("tiny", *words), offload_settings(config("tiny", *words))
+    node = run.plan().heaviest_node
+    needed = node.staging_bytes + 4 * run.plan().heaviest.figures.device_bytes
+    assert PLANNER.plan().host_bytes == node.staging_bytes < needed
+    for free, fits in ((needed, True), (needed - 1, False)):
+        space = NodeSpace(mounts=[mount(10 * NEEDED)], others=(), headroom_bytes=free)
+        found = judge_fit(run.plan(), space, settings, run.plan)
+        assert (found.fits, found.host_needed_bytes) == (fits, needed)
 
 
 TWO = ("offload.directory=[/mnt/nvme0/state,/mnt/nvme1/state]",)

@@ -114,6 +114,19 @@ def test_engines_differ_in_where_state_and_buffers_are() -> None:
     assert host.each_way_bytes == none.each_way_bytes == mapped.each_way_behind_bytes == 0
 
 
+def test_bf16_gradients_are_half_as_large_and_copied_in_fp32_while_a_rank_steps() -> None:
+    words = ("model=tiny_dense", "parallel=data", "launcher=two_ranks")
+    plain, bf16 = (
+        planner("tiny", *words, *more).plan().heaviest.figures
+        for more in ((), ("megatron.args.grad-reduce-in-bf16=true",))
+    )
+    assert (plain.gradient_bytes, plain.gradient_copy_bytes) == (4 * plain.parameters, 0)
+    assert bf16.gradient_bytes == 2 * bf16.parameters
+    # One norm is taken over all copies, Muon's and Adam's, before the first chunk is stepped.
+    assert bf16.gradient_copy_bytes == 4 * (bf16.muon_parameters + bf16.adam_parameters)
+    assert bf16.stepping_bytes - bf16.device_bytes == bf16.gradient_copy_bytes
+
+
 def test_a_striped_rank_opens_a_file_a_directory_and_maps_every_stripe() -> None:
     given = replace(SETTINGS, directories=(Path("/a"), Path("/b"), Path("/c")))
     own = rank_figures(OWNED, held_elements=0, adam_elements=0, settings=given)

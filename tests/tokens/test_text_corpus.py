@@ -79,7 +79,9 @@ def test_all_bad_lines_of_a_file_are_told_up_to_a_limit(tmp_path):
     path = write(tmp_path / "a.jsonl", "bad\n" * 100)
     with pytest.raises(UserError) as caught:
         list(find_corpus(text(path)).pieces())
-    assert len(caught.value.problems) == conversations.MAX_PROBLEMS
+    *told, more = caught.value.problems
+    assert len(told) == conversations.MAX_PROBLEMS
+    assert "was not read beyond line 10" in more.what
 
 
 def test_every_path_that_cannot_be_used_is_told_at_once(tmp_path):

@@ -8,12 +8,13 @@ from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import in_range
-from muon_offload_cli.config.schema import Config, Engine, OffloadConfig
+from muon_offload_cli.config.schema import Config, Device, Engine, OffloadConfig
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.units import GIB, MIB, PIECE_BYTES, format_bytes
 
 DEFAULTS = OffloadConfig()
 REQUEST_MB = PIECE_BYTES // MIB
+ON_GPUS = "a machine with GPUs or more memory, or train --rehearse: the same layers, small, on CPU ranks"
 
 
 @rule(name="chunk-size", reason="A chunk is a number of MiB.")
@@ -89,15 +90,28 @@ def host_memory(config: Config, written: Set[str], facts: MachineFacts) -> Itera
         )
 
 
+def _on_device(config: Config, facts: MachineFacts) -> int:
+    """Return what ranks on CPUs hold in host memory for want of a device's own."""
+    return facts.planned.device_bytes if config.device is Device.cpu else 0
+
+
+def _needed(config: Config, facts: MachineFacts) -> int | None:
+    held = facts.planned.host_bytes
+    return None if held is None else held + _on_device(config, facts)
+
+
 def _held(config: Config, facts: MachineFacts) -> str:
-    planned = facts.planned
-    rings = f" ({format_bytes(planned.staging_bytes)} of it staging rings)" if planned.staging_bytes else ""
-    ranks = config.launcher.ranks_per_node
-    return f"{ranks} ranks would hold {format_bytes(planned.host_bytes or 0)}{rings} in host memory"
+    parts = {"staging rings": facts.planned.staging_bytes, "for want of a GPU": _on_device(config, facts)}
+    shown = ", ".join(f"{format_bytes(size)} of it {name}" for name, size in parts.items() if size)
+    held = format_bytes(_needed(config, facts) or 0) + f" ({shown})" * bool(shown)
+    return f"{config.launcher.ranks_per_node} ranks would hold {held} in host memory"
 
 
 def _held_less(config: Config, facts: MachineFacts, room: int) -> str:
     """Name what to lower: the rings if they alone are too large, else the budget."""
+    room -= _on_device(config, facts)
+    if room < 0:
+        return ON_GPUS
     if config.offload.engine is Engine.host:
         return "offload.engine=disk"
     if facts.planned.staging_bytes <= room:
@@ -106,10 +120,19 @@ def _held_less(config: Config, facts: MachineFacts, room: int) -> str:
     return f"offload.staging_mb={max(2 * REQUEST_MB, min(DEFAULTS.staging_mb, share))}"
 
 
+def on_cpus(config: Config, facts: MachineFacts) -> str:
+    """Return the words that turn a run on GPUs into one on CPUs, or what else there is if it is too large."""
+    planned, room = facts.planned, facts.headroom_bytes
+    if room is not None and (planned.host_bytes or 0) + planned.device_bytes > room:
+        return ON_GPUS
+    moe = config.model.moe
+    return "device=cpu" + " model.moe.grouped_gemm=false" * (moe.num_experts is not None and moe.grouped_gemm)
+
+
 @rule(name="host-fits", reason="The kernel kills a rank that takes more memory than its node has.")
 def host_fits(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse state in host memory that the cluster's nodes do not have."""
-    has_gb, needed = config.cluster.host_memory_gb, facts.planned.host_bytes
+    """Refuse state, and on CPUs all that ranks hold, in host memory that the cluster's nodes do not have."""
+    has_gb, needed = config.cluster.host_memory_gb, _needed(config, facts)
     if has_gb is None or needed is None or not in_range(has_gb, 0) or needed <= has_gb * GIB:
         return
     yield Problem(
@@ -127,8 +150,8 @@ def host_fits(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
     machine=True,
 )
 def host_headroom(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse state in host memory beyond what this machine and its control groups can still give."""
-    room, needed = facts.headroom_bytes, facts.planned.host_bytes
+    """Refuse state, and on CPUs all that ranks hold, beyond what this machine can still give."""
+    room, needed = facts.headroom_bytes, _needed(config, facts)
     if room is None or needed is None or needed <= room:
         return
     limit = facts.memory_limit_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from pathlib import Path
 
 from muon_offload_cli.config.keys import FREE_PREFIX
 from muon_offload_cli.config.rules.facts import MachineFacts
@@ -10,7 +11,7 @@ from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import file_problems, has_flag
 from muon_offload_cli.config.schema import Config, DataSource
 from muon_offload_cli.config.vocabulary import BYTE_SOURCES, BYTE_VOCABULARY, tokenizer_folder
-from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.errors import Level, Problem, override
 
 INDEXED_SUFFIXES = (".bin", ".idx")
 
@@ -95,8 +96,13 @@ def files_exist(config: Config, written: Set[str], facts: MachineFacts) -> Itera
 )
 def data_content(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse lines that are no JSON or lack what the source needs, and damaged indexed pairs."""
-    if not any(files_exist(config, written, facts)):
-        yield from facts.data_problems
+    known = {path: facts.files[path] for path in data_files(config) if path in facts.files}
+    refused = [path for path, found in known.items() if any(file_problems("", path, found, otherwise=""))]
+    if refused and config.data.source is DataSource.indexed:
+        return
+    place = facts.working_directory or Path("/")
+    told = tuple(f"data.paths: {place / Path(path).expanduser()} " for path in refused)
+    yield from (problem for problem in facts.data_problems if not problem.what.startswith(told))
 
 
 @rule(name="mock-data", reason="Invented tokens teach nothing, whatever the loss seems to say.")
@@ -135,6 +141,6 @@ def cache_absolute(config: Config, written: Set[str], facts: MachineFacts) -> It
         place = facts.working_directory
         yield Problem(
             what=f"{key}={given} is no absolute path.",
-            fix=f"{key}=/absolute/folder" if place is None else f"{key}={place / given}",
+            fix=f"{key}=/absolute/folder" if place is None else override(key, place / given),
             keys=(key,),
         )

@@ -11,12 +11,13 @@ from muon_offload_cli.config.rules.directory import (
     PSEUDO_KINDS,
     as_word,
     known_of,
+    one_or_several,
     uses_directory,
 )
 from muon_offload_cli.config.rules.facts import DirectoryFacts, MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.errors import Level, Problem, override
 from muon_offload_cli.units import format_bytes
 
 SPEED_RATIO = 1.25
@@ -44,7 +45,7 @@ def listed(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[P
     once = list(dict.fromkeys(map(os.path.normpath, directories)))
     if len(once) < len(directories):
         what = f"{KEY}={as_word(directories)} names a directory twice."
-        yield Problem(what=what, fix=f"{KEY}={as_word(once)}", keys=(KEY,))
+        yield Problem(what=what, fix=override(KEY, one_or_several(once)), keys=(KEY,))
     elif not directories:
         yield Problem(what=f"{KEY}=[] names no directory.", fix=ELSEWHERE, keys=(KEY,))
 
@@ -64,7 +65,7 @@ def drives(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[P
             yield Problem(
                 what=f"{KEY}={names} are on one filesystem ({known[group[0]].mount_point}): no faster than "
                 "one of them.",
-                fix=f"{KEY}={as_word(kept)}",
+                fix=override(KEY, one_or_several(kept)),
                 keys=(KEY,),
                 level=Level.WARNING,
             )

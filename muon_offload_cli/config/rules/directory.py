@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 
 from muon_offload_cli.config.rules.facts import DirectoryFacts, MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.schema import Config, Engine
-from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.errors import Level, Problem, command, override
 
 KEY = "offload.directory"
 ELSEWHERE = f"{KEY}=/absolute/folder/on/a/local/drive"
@@ -32,8 +31,13 @@ def uses_directory(config: Config) -> bool:
 
 
 def as_word(directories: Sequence[str]) -> str:
-    """Write the value as on a command line: one folder, or a list in brackets."""
+    """Show the value as on a command line: one folder, or a list in brackets."""
     return directories[0] if len(directories) == 1 else f"[{','.join(directories)}]"
+
+
+def one_or_several(directories: Sequence[str]) -> str | Sequence[str]:
+    """Return the value for `override`: a text for one folder."""
+    return directories[0] if len(directories) == 1 else directories
 
 
 def known_of(config: Config, facts: MachineFacts) -> tuple[DirectoryFacts, ...]:
@@ -55,7 +59,7 @@ def _those(
     known = known_of(config, facts)
     fit = [str(each.path) for each in known if not unfit(each)]
     for each in filter(unfit, known):
-        yield KEY, each, f"{KEY}={as_word(fit)}" if fit else ELSEWHERE
+        yield KEY, each, override(KEY, one_or_several(fit)) if fit else ELSEWHERE
     for key, each in facts.folders.items() if others else ():
         if unfit(each):
             yield key, each, FOLDERS[key]
@@ -79,7 +83,7 @@ def absolute(config: Config, written: Set[str], facts: MachineFacts) -> Iterator
     are = "is no absolute path" if len(relative) == 1 else "are no absolute paths"
     yield Problem(
         what=f"{KEY}={shown} {are}.",
-        fix=f"{KEY}={as_word(absolute)}" if guess else ELSEWHERE,
+        fix=override(KEY, one_or_several(absolute)) if guess else ELSEWHERE,
         keys=(KEY,),
     )
 
@@ -97,7 +101,8 @@ def on_root(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
             yield Problem(
                 what=f"{KEY}={known.path} does not exist and would be made on the root filesystem "
                 f"({known.kind}): is its drive mounted?",
-                fix=f"mount the drive, or, if that is where it is meant to be: mkdir -p {known.path}",
+                fix="mount the drive, or, if that is where it is meant to be: "
+                + command("mkdir", "-p", known.path),
                 keys=(KEY,),
                 level=Level.WARNING,
             )
@@ -120,7 +125,7 @@ def dangling(config: Config, written: Set[str], facts: MachineFacts) -> Iterator
     """Refuse a path with a link whose target does not exist."""
     for key, known, _ in _those(config, facts, lambda each: each.dangling is not None, others=True):
         what = f"{key}={known.path} leads through a link to {known.dangling}, which does not exist."
-        yield Problem(what=what, fix=f"mkdir -p {shlex.quote(str(known.dangling))}", keys=(key,), exit_code=3)
+        yield Problem(what=what, fix=command("mkdir", "-p", known.dangling or ""), keys=(key,), exit_code=3)
 
 
 @rule(

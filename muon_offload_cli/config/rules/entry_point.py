@@ -9,7 +9,7 @@ from muon_offload_cli.config.rules.flags import ours_for
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import file_problems
 from muon_offload_cli.config.schema import Config, DataSource
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.errors import Problem, override
 
 KEY = "megatron.entrypoint"
 WORDS = "megatron.script_args"
@@ -54,7 +54,7 @@ def entrypoint_checkout(config: Config, written: Set[str], facts: MachineFacts) 
     yield Problem(
         what=f"{KEY}={config.megatron.entrypoint} lies beside a Megatron of its own, and "
         f"megatron.path={path or 'null'} names another one.",
-        fix=f"megatron.path={beside}",
+        fix=override("megatron.path", beside),
         keys=(KEY, "megatron.path"),
     )
 

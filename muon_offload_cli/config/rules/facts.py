@@ -108,6 +108,7 @@ class PlannedFacts:
             order of `offload.directory`; empty: not known.
         host_bytes: Bytes of host memory that they hold for good, staging rings included.
         staging_bytes: Bytes of all their staging rings.
+        device_bytes: Bytes that they have on their devices, activations not counted.
         largest_parameter: The largest matrix that Muon steps.
         checkpoint_bytes: Bytes of one checkpoint with optimizer state, on all nodes; None: not known.
     """
@@ -115,6 +116,7 @@ class PlannedFacts:
     directory_bytes: tuple[int, ...] = ()
     host_bytes: int | None = None
     staging_bytes: int = 0
+    device_bytes: int = 0
     largest_parameter: ParameterFacts | None = None
     checkpoint_bytes: int | None = None
 

@@ -38,6 +38,24 @@ def is_layer_wise(optimizer: OptimizerConfig) -> bool:
     return optimizer.name == "dist_muon" or (is_muon(optimizer) and optimizer.layer_wise)
 
 
+def _as_muon(config: Config, **wanted: str) -> str:
+    """Return the words that give the optimizer what is wanted, without what layer-wise Muon refuses."""
+    wanted |= {"distributed": "false"} if config.optimizer.distributed else {}
+    return " ".join(f"optimizer.{name}={value}" for name, value in wanted.items())
+
+
+def _as_adam(config: Config) -> str:
+    """Return the words that make the run one of resident Adam."""
+    optimizer = config.optimizer
+    words = {
+        "optimizer.name=adam": True,
+        "optimizer.distributed=true": not optimizer.distributed,
+        "optimizer.layer_wise=false": optimizer.layer_wise,
+        "offload.engine=none": config.offload.engine is not Engine.none,
+    }
+    return " ".join(word for word, needed in words.items() if needed)
+
+
 @rule(
     name="optimizer-family",
     reason="Only dist_muon, muon and adaptive_muon with layer-wise ownership, and resident Adam have a path.",
@@ -56,7 +74,7 @@ def known_family(config: Config, written: Set[str], facts: MachineFacts) -> Iter
     yield Problem(
         what=f"optimizer.name={shown}: {reason}; "
         "dist_muon, muon and adaptive_muon (layer-wise), and adam work.",
-        fix=f"optimizer.name={near[0] if near and near[0] in ('dist_muon', 'adam') else 'dist_muon'}",
+        fix=_as_adam(config) if near == ["adam"] else _as_muon(config, name="dist_muon"),
         keys=("optimizer.name",),
     )
 
@@ -99,7 +117,8 @@ def plain_muon(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
             f"optimizer.name={optimizer.name} cannot stream its state to disk: without optimizer.layer_wise "
             "it builds no layer-wise optimizer."
         )
-    fix = "optimizer.name=dist_muon" if optimizer.name == "muon" else "optimizer.layer_wise=true"
+    own = optimizer.name == "muon"
+    fix = _as_muon(config, name="dist_muon") if own else _as_muon(config, layer_wise="true")
     yield Problem(what=what, fix=fix, keys=("optimizer.name", "optimizer.layer_wise"))
 
 

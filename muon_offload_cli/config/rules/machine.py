@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
+from muon_offload_cli.config.rules.chunks import on_cpus
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.family import is_muon
 from muon_offload_cli.config.rules.registry import rule
@@ -88,7 +89,7 @@ def cuda(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Pro
     if config.device is Device.cuda and facts.cuda_available is False:
         yield Problem(
             what="device=cuda, and torch sees no GPU on this machine.",
-            fix="device=cpu",
+            fix=on_cpus(config, facts),
             keys=("device",),
             exit_code=3,
         )
@@ -110,7 +111,7 @@ def gpus_here(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         yield Problem(
             what=f"launcher.ranks_per_node={ranks}, and this machine has {gpus} GPUs. "
             f"{facts.layouts_told}".rstrip(),
-            fix=facts.layouts_fix or (elsewhere if facts.layouts_told else "device=cpu"),
+            fix=facts.layouts_fix or (elsewhere if facts.layouts_told else on_cpus(config, facts)),
             keys=("launcher.ranks_per_node", "device"),
             exit_code=3,
         )

@@ -12,6 +12,7 @@ from muon_offload_cli.config.rules.settings import count_of, in_range
 from muon_offload_cli.config.rules.topology import largest_divisor
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.units import round_up
 
 # --moe-router-load-balancing-type of megatron/training/arguments.py.
 LOAD_BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "quantile_balancing", "none")
@@ -28,7 +29,8 @@ def head_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         yield Problem(
             what=f"model.hidden_size={hidden} is not a multiple of model.num_attention_heads={heads}, "
             "and model.kv_channels is not set.",
-            fix=f"model.hidden_size={-(-hidden // heads) * heads}",
+            # An even number of channels a head, of which rotary positions turn pairs.
+            fix=f"model.hidden_size={round_up(hidden, 2 * heads)}",
             keys=("model.hidden_size", "model.num_attention_heads", "model.kv_channels"),
         )
 

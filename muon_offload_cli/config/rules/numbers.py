@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
+from muon_offload_cli.config.rules.directory import FOLDERS
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import LARGEST, in_range, value_of
@@ -81,7 +82,7 @@ def number_range(config: Config, written: Set[str], facts: MachineFacts) -> Iter
             value = value_of(config, key)
             if value is None or allowed(value):
                 continue
-            shown = str(value) if abs(value) < 10**30 else f"{str(value)[:12]}..."
+            shown = str(value) if isinstance(value, float) or abs(value) < 10**30 else f"{str(value)[:12]}..."
             too_large = ", and below 2**31" if value > LARGEST else ""
             what = f"{key}={shown} is out of range: it must be {words}{too_large}."
             yield Problem(what=what, fix=f"{key}={example}", keys=(key,))
@@ -103,7 +104,7 @@ def node_rank(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
 @rule(name="empty-path", reason="An empty path is the working folder, which nobody means by it.")
 def empty_path(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse paths that are set and empty; that of the state has rules of its own."""
-    for key in ("run.directory", "checkpoint.directory", "data.cache_directory", "megatron.path"):
+    for key in (*FOLDERS, "megatron.path", "megatron.entrypoint"):
         if value_of(config, key) == "":
             yield Problem(what=f"{key}= is empty.", fix=f"{key}=null", keys=(key,))
 

@@ -19,7 +19,7 @@ from muon_offload_cli.config.rules.stages import (
     layout_rows,
     split_of,
 )
-from muon_offload_cli.config.rules.topology import largest_divisor, sizes_are_counts, topology_of
+from muon_offload_cli.config.rules.topology import laid_out, largest_divisor, sizes_are_counts, topology_of
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 
@@ -41,7 +41,7 @@ def layers_over_pp(config: Config, written: Set[str], facts: MachineFacts) -> It
         counted = f" ({split.left} with embedding and loss)" if split.left != layers else ""
         yield Problem(
             what=f"model.num_layers={layers}{counted} is not a multiple of parallel.pp={pp}.",
-            fix=f"parallel.pp={largest_divisor(split.left, pp)}",
+            fix=laid_out(config, pp=largest_divisor(split.left, pp)),
             keys=("model.num_layers", "parallel.pp"),
         )
 
@@ -65,10 +65,10 @@ def uneven_pipeline(config: Config, written: Set[str], facts: MachineFacts) -> I
         return
     keys = tuple(setting(config, flag)[0] for flag in given)
     shown = " and ".join(f"{key}={count}" for key, count in zip(keys, counts, strict=True))
-    fix = " ".join(f"{key}=null" for key in keys)
     others = [flag for flag in (EMBEDDING, LOSS) if has_flag(config, flag)] + _given(config, LAYOUT)
     if others:
         names = ", ".join(setting(config, flag)[0] for flag in others)
+        fix = " ".join(f"{setting(config, flag)[0]}=null" for flag in others)
         yield Problem(what=f"{shown} cannot be combined with {names}.", fix=fix, keys=keys)
         return
     split = split_of(config)
@@ -76,7 +76,9 @@ def uneven_pipeline(config: Config, written: Set[str], facts: MachineFacts) -> I
         yield Problem(
             what=f"{shown} of model.num_layers={layers} leave {split.left} layers for {split.others} other "
             f"stages of parallel.pp={pp}.",
-            fix=fix,
+            fix=laid_out(config, pp=largest_divisor(layers, pp))
+            if layers % pp
+            else " ".join(f"{key}=null" for key in keys),
             keys=(*keys, "model.num_layers", "parallel.pp"),
         )
 

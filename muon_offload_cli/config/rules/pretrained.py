@@ -63,7 +63,7 @@ def tokenizer(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
     if not found.tokenizer:
         yield Problem(
             what=f"model.from_hf={config.model.from_hf} holds no tokenizer (tokenizer.json and its kind).",
-            fix="model.hf_tokenizer=false",
+            fix=f"download it again, or bytes and random weights: model.hf_tokenizer=false {_RANDOM}",
             keys=keys,
         )
     if not found.transformers:

@@ -9,7 +9,7 @@ from typing import Any
 from muon_offload_cli.config.keys import FREE_PREFIX, leaf_types
 from muon_offload_cli.config.rules.facts import FileFacts
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.errors import Problem, command
 
 # Megatron and torch keep sizes, seeds and counts in 64-bit integers, and some in 32.
 LARGEST = 2**31 - 1
@@ -106,7 +106,7 @@ def file_problems(key: str, path: str, found: FileFacts, *, otherwise: str) -> I
     elif found.num_bytes is None:
         what, fix = f"there is no file {path}", f"correct {key}, or {otherwise}"
     elif not found.readable:
-        what, fix = f"{path} cannot be read by this user", f"chmod u+r {path}"
+        what, fix = f"{path} cannot be read by this user", command("chmod", "u+r", path)
     elif found.num_bytes == 0:
         what, fix = f"{path} is empty", f"name another file in {key}, or {otherwise}"
     else:

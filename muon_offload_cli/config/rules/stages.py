@@ -13,6 +13,7 @@ LAST = "decoder_last_pipeline_num_layers"
 LAYOUT = "pipeline_model_parallel_layout"
 LAYERS_PER_VIRTUAL = "num_layers_per_virtual_pipeline_stage"
 VIRTUAL_PER_RANK = "num_virtual_stages_per_pipeline_rank"
+CUTS = (FIRST, LAST, LAYOUT, LAYERS_PER_VIRTUAL, VIRTUAL_PER_RANK)
 EMBEDDING = "account_for_embedding_in_pipeline_split"
 LOSS = "account_for_loss_in_pipeline_split"
 

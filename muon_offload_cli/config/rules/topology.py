@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Set
 
+from muon_offload_cli.config.keys import leaf_types
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import LARGEST, count_of, has_flag, setting
+from muon_offload_cli.config.rules.settings import LARGEST, count_of, has_flag, setting, value_of
+from muon_offload_cli.config.rules.stages import CUTS
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.vocabulary import vocabulary_size
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.topology import Topology
+from muon_offload_cli.units import round_up
 
 
 def topology_of(config: Config) -> Topology:
@@ -44,6 +47,64 @@ def largest_divisor(value: int, limit: int) -> int:
     return best
 
 
+def laid_out(
+    config: Config, *, ranks: int | None = None, tp: int | None = None, pp: int | None = None
+) -> str:
+    """Return all words that lay a run out near to what it asks for, so that no rule speaks after another.
+
+    Args:
+        config: The run.
+        ranks: Ranks a node to begin with; those of the run, or its cluster's GPUs if they are fewer, if None.
+        tp: Tensor-parallel size to begin with; that of the run, as far as heads allow, if None.
+        pp: Pipeline stages to begin with; those of the run if None.
+    """
+    own, launcher, train = config.parallel, config.launcher, config.train
+    tp, pp = tp or _tp_of_heads(config), pp or own.pp
+    new: dict[str, object] = {"parallel.tp": tp, "parallel.pp": pp}
+    if sizes_are_counts(config):
+        group = tp * pp * own.cp
+        most = config.cluster.gpus_per_node or launcher.ranks_per_node * group
+        ranks = max(1, min(ranks or launcher.ranks_per_node, most))
+        fits = group // math.gcd(group, launcher.nodes)
+        if fits <= most:
+            ranks = max(1, ranks // fits) * fits
+        world = launcher.nodes * ranks
+        pp = math.gcd(world, pp)
+        cp = math.gcd(world // pp, own.cp)
+        tp = math.gcd(world // pp // cp, tp)
+        etp = None if own.etp is None else math.gcd(world // pp, own.etp)
+        experts = config.model.moe.num_experts
+        ep = largest_divisor(math.gcd(max(1, experts or 1), world // pp // (etp or tp)), own.ep)
+        step = train.micro_batch * (world // pp // cp // tp)
+        new = {
+            "launcher.ranks_per_node": ranks,
+            "parallel.tp": tp,
+            "parallel.pp": pp,
+            "parallel.cp": cp,
+            "parallel.ep": ep,
+            "parallel.etp": etp,
+            "parallel.sequence_parallel": tp > 1 and (own.sequence_parallel or bool(experts)),
+            "train.global_batch": round_up(train.global_batch, step) if step >= 1 else train.global_batch,
+        }
+        if pp != own.pp:
+            # A cut of the layers belongs to the number of stages that it was made for.
+            cuts = (setting(config, flag) for flag in CUTS)
+            new |= {key: "null" for key, value in cuts if value is not None}
+    return " ".join(
+        f"{key}={str(value).lower()}"
+        for key, value in new.items()
+        if key not in leaf_types() or value != value_of(config, key)
+    )
+
+
+def _tp_of_heads(config: Config) -> int:
+    """Return the tensor-parallel size of the run, or the next smaller one that divides its heads."""
+    tp, heads, groups = config.parallel.tp, config.model.num_attention_heads, config.model.num_query_groups
+    if tp < 1 or heads < 1 or (groups is not None and groups < 1):
+        return tp
+    return largest_divisor(math.gcd(heads, groups or heads), tp)
+
+
 @rule(name="world-size", reason="Every rank belongs to one tensor, pipeline and context parallel group.")
 def world_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse a world that tp x pp x cp does not divide."""
@@ -52,13 +113,10 @@ def world_size(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
     sizes = topology_of(config)
     group = sizes.tp * sizes.pp * sizes.cp
     if sizes.world_size % group:
-        nodes = config.launcher.nodes
-        fits = group // math.gcd(group, nodes)
-        ranks = max(1, config.launcher.ranks_per_node // fits) * fits
         yield Problem(
             what=f"{_world(config)} is not a multiple of {group} = parallel.tp={sizes.tp} x "
             f"parallel.pp={sizes.pp} x parallel.cp={sizes.cp}.",
-            fix=f"launcher.ranks_per_node={ranks}",
+            fix=laid_out(config),
             keys=("launcher.nodes", "launcher.ranks_per_node", "parallel.tp", "parallel.pp", "parallel.cp"),
         )
 
@@ -71,13 +129,10 @@ def expert_world_size(config: Config, written: Set[str], facts: MachineFacts) ->
     sizes = topology_of(config)
     group = sizes.ep * sizes.etp * sizes.pp
     if sizes.world_size % group:
-        room = max(1, sizes.world_size // (sizes.etp * sizes.pp))
-        ep = largest_divisor(room, min(sizes.ep, config.model.moe.num_experts))
-        fits = sizes.world_size % (ep * sizes.etp * sizes.pp) == 0
         yield Problem(
             what=f"{_world(config)} is not a multiple of {group} = parallel.ep={sizes.ep} x "
             f"expert tensor size {sizes.etp} x parallel.pp={sizes.pp}.",
-            fix=f"parallel.ep={ep}" if fits else "parallel.ep=1 parallel.etp=1",
+            fix=laid_out(config),
             keys=("launcher.ranks_per_node", "parallel.ep", "parallel.etp", "parallel.pp"),
         )
 
@@ -97,7 +152,7 @@ def experts_over_ep(config: Config, written: Set[str], facts: MachineFacts) -> I
     elif experts >= 1 and experts % ep:
         yield Problem(
             what=f"model.moe.num_experts={experts} is not a multiple of parallel.ep={ep}.",
-            fix=f"parallel.ep={largest_divisor(experts, ep)}",
+            fix=laid_out(config),
             keys=("model.moe.num_experts", "parallel.ep"),
         )
 
@@ -111,13 +166,13 @@ def heads_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Ite
     if heads % tp:
         yield Problem(
             what=f"model.num_attention_heads={heads} is not a multiple of parallel.tp={tp}.",
-            fix=f"parallel.tp={largest_divisor(heads, tp)}",
+            fix=laid_out(config),
             keys=("model.num_attention_heads", "parallel.tp"),
         )
     elif groups is not None and groups >= 1 and groups % tp:
         yield Problem(
             what=f"model.num_query_groups={groups} is not a multiple of parallel.tp={tp}.",
-            fix=f"parallel.tp={largest_divisor(groups, math.gcd(heads, tp) if heads % tp else tp)}",
+            fix=laid_out(config),
             keys=("model.num_query_groups", "parallel.tp"),
         )
 
@@ -127,7 +182,7 @@ def ffn_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Itera
     """Refuse feed-forward and hidden sizes that the tensor-parallel sizes do not divide."""
     if not sizes_are_counts(config):
         return
-    sizes = topology_of(config)
+    sizes, tp = topology_of(config), _tp_of_heads(config)
     cuts = [
         ("model.ffn_hidden_size", config.model.ffn_hidden_size, "parallel.tp", sizes.tp),
         ("model.moe.ffn_hidden_size", config.model.moe.ffn_hidden_size, "parallel.etp", sizes.etp),
@@ -142,7 +197,9 @@ def ffn_over_tp(config: Config, written: Set[str], facts: MachineFacts) -> Itera
         if size is not None and size >= 1 and size % parts:
             yield Problem(
                 what=f"{key}={size} is not a multiple of {over}={parts}.",
-                fix=f"{key}={-(-size // parts) * parts}",
+                fix=f"{key}={round_up(size, parts)}"
+                if parts in (tp, config.parallel.etp)
+                else laid_out(config),
                 keys=(key, over),
             )
 
@@ -181,7 +238,9 @@ def sequence_parallel(config: Config, written: Set[str], facts: MachineFacts) ->
         yield Problem(
             what=f"train.sequence_length={length} is not a multiple of parallel.tp={parallel.tp}, "
             "which sequence parallelism needs.",
-            fix=f"train.sequence_length={-(-length // parallel.tp) * parallel.tp}",
+            fix=f"train.sequence_length={round_up(length, parallel.tp)}"
+            if _tp_of_heads(config) == parallel.tp
+            else laid_out(config),
             keys=("train.sequence_length", "parallel.tp"),
         )
 
@@ -217,11 +276,11 @@ def sequence_over_cp(config: Config, written: Set[str], facts: MachineFacts) -> 
 def gpus_per_node(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse more ranks than the cluster's nodes have GPUs."""
     gpus, ranks = config.cluster.gpus_per_node, config.launcher.ranks_per_node
-    if gpus and ranks > gpus:
+    if gpus is not None and 1 <= gpus < ranks:
         yield Problem(
             what=f"launcher.ranks_per_node={ranks}, and a node of cluster={config.cluster.name} "
             f"has {gpus} GPUs.",
-            fix=f"launcher.ranks_per_node={gpus}",
+            fix=laid_out(config),
             keys=("launcher.ranks_per_node", "cluster.gpus_per_node"),
         )
 
@@ -234,7 +293,7 @@ def tensor_parallel_nodes(config: Config, written: Set[str], facts: MachineFacts
         yield Problem(
             what=f"parallel.tp={tp} is more than launcher.ranks_per_node={launcher.ranks_per_node}: one "
             "tensor-parallel group would reach over several nodes.",
-            fix=f"parallel.tp={largest_divisor(tp, launcher.ranks_per_node)}",
+            fix=laid_out(config, tp=largest_divisor(_tp_of_heads(config), launcher.ranks_per_node)),
             keys=("parallel.tp", "launcher.ranks_per_node"),
             level=Level.WARNING,
         )
@@ -248,7 +307,7 @@ def idle_gpus(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         yield Problem(
             what=f"launcher.ranks_per_node={launcher.ranks_per_node} on {launcher.nodes} nodes of {gpus} "
             "GPUs: the others stay idle.",
-            fix=f"launcher.ranks_per_node={gpus}",
+            fix=laid_out(config, ranks=gpus),
             keys=("launcher.ranks_per_node", "cluster.gpus_per_node"),
             level=Level.NOTE,
         )

@@ -84,7 +84,7 @@ def offload_keys(config: Config, written: Set[str], facts: MachineFacts) -> Iter
         through = " through Megatron's own offloader" if name in OFFLOAD_KEYS[engine] else ""
         yield Problem(
             what=f"{key}={shown} is written, and offload.engine={engine.name}{through} never reads it.",
-            fix="offload.engine=disk",
+            fix="leave it out, or offload.engine=disk",
             keys=(key, "offload.engine"),
         )
 
@@ -127,7 +127,7 @@ def data_keys(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         if given and _is_set(config, key) and source not in readers:
             yield Problem(
                 what=f"{key} is set, and data.source={source.name} never reads it.",
-                fix=f"data.source={readers[0].name}",
+                fix=f"{'' if key == 'data.paths' else 'leave it out, or '}data.source={readers[0].name}",
                 keys=(key, "data.source"),
             )
 

@@ -12,6 +12,9 @@ TWO_HUNDRED_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=200 * 2**3
 LARGE_RINGS = MachineFacts(
     planned=PlannedFacts(host_bytes=200 * 2**30, staging_bytes=200 * 2**30), headroom_bytes=10**11
 )
+TEN_GB_ON_DEVICES = MachineFacts(
+    planned=PlannedFacts(host_bytes=2**20, device_bytes=10 * 2**30), headroom_bytes=5 * 2**30
+)
 ONE_GB_OF_HOST = MachineFacts(planned=PlannedFacts(host_bytes=2**30))
 LARGE_PARAMETER = MachineFacts(
     planned=PlannedFacts(largest_parameter=ParameterFacts(name="w", shape=(512, 512), state_bytes=2 * 2**20))
@@ -73,6 +76,8 @@ CASES = [
     ),
     Case("host-headroom", "offload.staging_mb=300000", "", LARGE_RINGS, ONE_GB_OF_HOST),
     Case("host-fits", "offload.staging_mb=300000 cluster=h200_x1", "", LARGE_RINGS, ONE_GB_OF_HOST),
+    Case("host-headroom", "device=cpu", "device=cuda", TEN_GB_ON_DEVICES, TEN_GB_ON_DEVICES),
+    Case("host-headroom", "device=cpu offload=host", "device=cuda", TEN_GB_ON_DEVICES, TEN_GB_ON_DEVICES),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=1"),
     Case("staging", "offload.chunk_mb=64 offload.staging_mb=15", "offload.chunk_mb=64 offload.staging_mb=16"),
     Case("staging", "offload.staging_mb=0.5", "offload.staging_mb=0.5 offload=mapped"),

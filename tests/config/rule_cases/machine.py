@@ -7,6 +7,7 @@ from dataclasses import replace
 from muon_offload_cli.config.rules import MachineFacts, MegatronFacts
 from muon_offload_cli.errors import Problem
 from tests.config.rule_cases.case import NATIVE, Case
+from tests.config.rule_cases.chunks import TEN_GB_ON_DEVICES
 
 CHANGED = MachineFacts(
     megatron=MegatronFacts(
@@ -46,6 +47,13 @@ CASES = [
         MachineFacts(cuda_available=False),
     ),
     Case(
+        "cuda",
+        "device=cuda",
+        "device=cpu",
+        replace(TEN_GB_ON_DEVICES, cuda_available=False),
+        TEN_GB_ON_DEVICES,
+    ),
+    Case(
         "gpus-here",
         "",
         "launcher.ranks_per_node=2",
@@ -56,7 +64,11 @@ CASES = [
         "gpus-here",
         "",
         "device=cpu",
-        replace(TWO_GPUS, layouts_told="What fits here: ...", layouts_fix="launcher.ranks_per_node=2"),
+        replace(
+            TWO_GPUS,
+            layouts_told="What fits here: ...",
+            layouts_fix="launcher.ranks_per_node=2 parallel.ep=1",
+        ),
         TWO_GPUS,
     ),
     Case("gpus-here", "", "device=cpu", replace(TWO_GPUS, layouts_told="Nothing fits."), TWO_GPUS),

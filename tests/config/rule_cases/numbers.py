@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muon_offload_cli.config.rules.directory import FOLDERS
 from tests.config.rule_cases.case import Case
 
 CASES = [
@@ -12,10 +13,7 @@ CASES = [
     Case("number-range", "optimizer.muon_num_ns_steps=0"),
     Case("number-range", "launcher.master_port=0"),
     Case("number-range", "model.hidden_size=99999999999"),
-    *(
-        Case("empty-path", f"{key}=")
-        for key in ("run.directory", "checkpoint.directory", "data.cache_directory", "megatron.path")
-    ),
+    *(Case("empty-path", f"{key}=") for key in (*FOLDERS, "megatron.path", "megatron.entrypoint")),
     Case("node-rank", "launcher.nodes=2 launcher.node_rank=2", "launcher.nodes=2 launcher.node_rank=1"),
     Case(
         "meeting-point",
