@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.errors import Problem
 
 
@@ -105,6 +106,7 @@ class PlannedFacts:
         staging_bytes: Bytes of all their staging rings.
         largest_parameter: The largest matrix that Muon steps.
         checkpoint_bytes: Bytes of one checkpoint with optimizer state, on all nodes; None: not known.
+        checkpoints: How many of them the run saves.
     """
 
     directory_bytes: tuple[int, ...] = ()
@@ -112,6 +114,7 @@ class PlannedFacts:
     staging_bytes: int = 0
     largest_parameter: ParameterFacts | None = None
     checkpoint_bytes: int | None = None
+    checkpoints: Coming = field(default_factory=Coming)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
