@@ -16,6 +16,7 @@ from muon_offload_cli.cli.train_view import TrainView, make_console
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import save_config, to_yaml
 from muon_offload_cli.errors import UserError
+from muon_offload_cli.launch.claim import claimed
 from muon_offload_cli.launch.command import by_hand, environment, script, torchrun_command
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder, create_folder, local_ranks, planned_folder
@@ -62,17 +63,18 @@ def train_command(
         sys.stdout.write(by_hand(to_yaml(config), text, planned))
         print_problems(remarks)
         return 0
-    if config.megatron.entrypoint is None:
-        remarks += write_tokens(config)
-    folder = create_folder(config, now=started, base=base)
-    save_config(config, folder.resolved)
-    folder.script.write_text(script_text(config, folder, base))
-    folder.script.chmod(0o755)
+    with claimed(config):
+        if config.megatron.entrypoint is None:
+            remarks += write_tokens(config)
+        folder = create_folder(config, now=started, base=base)
+        save_config(config, folder.resolved)
+        folder.script.write_text(script_text(config, folder, base))
+        folder.script.chmod(0o755)
 
-    view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
-    view.plan(preview(config, folder, prepared.facts))
-    print_problems(remarks)
-    return _run(config, folder, view, started=started, json=json)
+        view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
+        view.plan(preview(config, folder, prepared.facts))
+        print_problems(remarks)
+        return _run(config, folder, view, started=started, json=json)
 
 
 def script_text(config: Config, folder: RunFolder, base: Path) -> str:
