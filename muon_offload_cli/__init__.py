@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from muon_offload_cli.megatron.attach import Installation
-    from muon_offload_cli.megatron.native import NativeInstallation
+    from muon_offload_cli.megatron.native_installation import NativeInstallation
 
 __all__ = ["install"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from muon_offload_cli.errors import UserError, does_not_fit, wrong
+from muon_offload_cli.errors import Problem, UserError, does_not_fit, wrong
 
 MODULE = "muon_offload_cli.storage.drive_probe"
 
@@ -16,6 +16,9 @@ LARGEST_PART = 10
 """The file takes at most one part in this many of what is free."""
 
 SMALLEST_MIB = 64
+
+SLACK = 0.1
+"""What other threads must gain before they are advised: measurements differ by as much."""
 
 _ELSEWHERE = "muon-offload bench-disk /a/folder/on/a/local/drive"
 
@@ -26,10 +29,10 @@ def bench_disk(
         typer.Argument(metavar="DIRECTORY", help="A folder that exists on the drive, as offload.directory."),
     ],
     size_mb: Annotated[
-        int, typer.Option("--size-mb", help="MiB of the file that is used.", min=SMALLEST_MIB)
+        int, typer.Option("--size-mb", help=f"MiB of the file that is used, {SMALLEST_MIB} at least.")
     ] = 1024,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="Of each measurement; there are some forty.", min=0.01, max=60)
+        float, typer.Option("--seconds", help="Of each measurement, 0.01 to 60; there are some forty.")
     ] = 0.3,
     json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:
@@ -39,6 +42,7 @@ def bench_disk(
     """
     import json as text
 
+    _check_ranges(size_mb, seconds)
     size = _checked(directory, size_mb)
     if size < size_mb:
         typer.echo(
@@ -48,15 +52,80 @@ def bench_disk(
     lines = _run([str(directory), "--size-mib", str(size)], seconds)
     about, cases = lines[0], [line for line in lines if "way" in line]
     record, kept = _keep(directory, cases)
+    choice = choose([case for case in cases if case["way"] == "both"])
     if json:
-        typer.echo(text.dumps({"about": about, "cases": cases, "kept": record, "file": kept}, indent=1))
+        found = {"about": about, "cases": cases, "choice": choice, "kept": record, "file": kept}
+        typer.echo(text.dumps(found, indent=1))
         return
     _show(directory, about, cases)
+    _tell(choice)
     rates = f"{record['read'] / 1e9:.2f} GB/s read and {record['written'] / 1e9:.2f} GB/s written at once"
     typer.echo(
         f"{rates}, {record['threads']} + {record['threads']} threads of 8 MiB"
         + (f"; kept in {kept}" * bool(kept))
     )
+
+
+def choose(both: list[dict[str, Any]]) -> dict[str, Any]:
+    """Choose request size and threads, and judge what the engine does without a choice by it.
+
+    Args:
+        both: Measurements of reads and writes at once.
+
+    Returns:
+        ``request_bytes`` and ``threads`` of the fastest, ``rate``, its bytes a second both ways together, and
+        ``default``, what the engine's own request and threads make, as a part of that. ``io_threads``: threads
+        that make more than a tenth more than the default ones with the engine's requests; None: there are none.
+    """
+    default = _default_of(both)
+    best = max(both, key=_both_ways)
+    same_request = [case for case in both if case["request_bytes"] == default["request_bytes"]]
+    threads = max(same_request, key=_both_ways)
+    worth_it = _both_ways(threads) * (1 - SLACK) > _both_ways(default)
+    return {
+        "request_bytes": best["request_bytes"],
+        "threads": best["threads"],
+        "rate": _both_ways(best),
+        "default": _both_ways(default) / _both_ways(best) if _both_ways(best) else 1.0,
+        "io_threads": threads["threads"] if worth_it else None,
+    }
+
+
+def _both_ways(case: dict[str, Any]) -> float:
+    rate: float = case["read"] + case["written"]
+    return rate
+
+
+def _default_of(both: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the engine asks for, with 8 threads a direction; on a small file, the nearest there is."""
+    from muon_offload_cli.units import PIECE_BYTES
+
+    return min(both, key=lambda case: (abs(case["request_bytes"] - PIECE_BYTES), abs(case["threads"] - 8)))
+
+
+def _tell(choice: dict[str, Any]) -> None:
+    from muon_offload_cli.units import format_bytes
+
+    request = format_bytes(choice["request_bytes"])
+    typer.echo(
+        f"fastest: {choice['threads']} + {choice['threads']} threads of {request}, "
+        f"{choice['rate'] / 1e9:.2f} GB/s both ways together; the defaults make {choice['default']:.0%} of it"
+    )
+    if choice["io_threads"] is not None:
+        typer.echo(
+            f"offload.io_threads={choice['io_threads']} is faster by more than {SLACK:.0%}: worth setting"
+        )
+
+
+def _check_ranges(size_mb: int, seconds: float) -> None:
+    problems = []
+    if size_mb < SMALLEST_MIB:
+        what = f"--size-mb {size_mb}: a file of less than {SMALLEST_MIB} MiB says little of a drive."
+        problems.append(Problem(what=what, fix=f"--size-mb {SMALLEST_MIB}"))
+    if not 0.01 <= seconds <= 60:
+        problems.append(Problem(what=f"--seconds {seconds:g} is not from 0.01 to 60.", fix="--seconds 0.3"))
+    if problems:
+        raise UserError(problems=problems)
 
 
 def _checked(directory: Path, size_mb: int) -> int:
@@ -109,8 +178,6 @@ def _run(arguments: list[str], seconds: float) -> list[dict[str, Any]]:
         finally:
             process.terminate()
     if not lines or "done" not in lines[-1]:
-        from muon_offload_cli.errors import Problem
-
         found = lines[-1].get("problems", []) if lines else []
         raise UserError(
             problems=[
@@ -121,7 +188,13 @@ def _run(arguments: list[str], seconds: float) -> list[dict[str, Any]]:
                 )
                 for problem in found
             ]
-            or [Problem(what=f"the measurement ended early (exit code {process.returncode}).", exit_code=3)]
+            or [
+                Problem(
+                    what=f"the measurement ended early (exit code {process.returncode}).",
+                    fix="see what it printed above",
+                    exit_code=3,
+                )
+            ]
         )
     return lines
 
@@ -134,18 +207,15 @@ def _keep(directory: Path, cases: list[dict[str, Any]]) -> tuple[dict[str, Any],
 
     from muon_offload_cli.machine.drives import DriveRecord, remember
     from muon_offload_cli.machine.filesystem import inspect
-    from muon_offload_cli.units import PIECE_BYTES
 
-    both = [case for case in cases if case["way"] == "both"]
-    # What the engine asks for, with 8 threads a direction; on a small file, the nearest that was measured.
-    best = min(both, key=lambda case: (abs(case["request_bytes"] - PIECE_BYTES), abs(case["threads"] - 8)))
+    default = _default_of([case for case in cases if case["way"] == "both"])
     record = DriveRecord(
         host=socket.gethostname(),
         mount_point=inspect(directory).mount_point,
-        read=best["read"],
-        written=best["written"],
-        request_bytes=best["request_bytes"],
-        threads=best["threads"],
+        read=default["read"],
+        written=default["written"],
+        request_bytes=default["request_bytes"],
+        threads=default["threads"],
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     try:

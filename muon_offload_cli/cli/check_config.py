@@ -24,6 +24,9 @@ RecipeDirectories = Annotated[
         "--recipe-dir", metavar="FOLDER", help="A folder with recipes of your own.", show_default=False
     ),
 ]
+Here = Annotated[
+    bool, typer.Option("--here", help="Judge against this machine, whatever cluster the recipe names.")
+]
 
 
 def check_config(
@@ -31,9 +34,7 @@ def check_config(
     recipe_dir: RecipeDirectories = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings refuse the run too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the problems as a JSON list.")] = False,
-    here: Annotated[
-        bool, typer.Option("--here", help="Judge against this machine, whatever cluster the recipe names.")
-    ] = False,
+    here: Here = False,
 ) -> None:
     """Check a run without starting it: every problem at once, each with a fix.
 

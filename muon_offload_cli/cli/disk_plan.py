@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muon_offload_cli.cli.check_config import RecipeDirectories, Words
+from muon_offload_cli.cli.check_config import Here, RecipeDirectories, Words
 from muon_offload_cli.cli.problems import another_place
 from muon_offload_cli.errors import wrong
 
@@ -50,9 +50,7 @@ def disk_plan(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the plan: .svg, .html or .png.")
     ] = None,
-    here: Annotated[
-        bool, typer.Option("--here", help="Judge against this machine, whatever cluster the recipe names.")
-    ] = False,
+    here: Here = False,
 ) -> None:
     """Plan a run byte for byte without starting it.
 
@@ -98,16 +96,15 @@ def _prepare(
     Returns:
         Config, planner, remarks of the rules, and whether this machine is the one that is judged.
     """
-    from muon_offload_cli.cli.planning import layers_of
+    from muon_offload_cli.cli.planning import planner_of
     from muon_offload_cli.cli.prepare import judge
     from muon_offload_cli.config.gathering import resolve_directory
-    from muon_offload_cli.planner.plan import Planner
 
     # Room on the drive is judged below, with the plan.
     judged = judge(words, directories, here=here, room=False)
     judged.refuse()
     config = resolve_directory(judged.config)
-    return config, Planner(config, layers_of(config)), list(judged.problems), judged.here
+    return config, planner_of(config), list(judged.problems), judged.here
 
 
 def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from muon_offload_cli.checkpoints.listing import list_checkpoints
 from muon_offload_cli.checkpoints.room import Coming
+from muon_offload_cli.config.probing import has_compact_layout
 from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedFacts, check, refuses
 from muon_offload_cli.config.rules.directory import uses_directory
 from muon_offload_cli.config.rules.settings import in_range
@@ -35,6 +36,11 @@ def layers_of(config: Config) -> Layers:
     if on_gpu and not local and importlib.util.find_spec("transformer_engine") is not None:
         return Layers.TRANSFORMER_ENGINE
     return Layers.LOCAL
+
+
+def planner_of(config: Config) -> Planner:
+    """Return the planner of a run under the Megatron that it would use."""
+    return Planner(config, layers_of(config), compact=has_compact_layout(config.megatron.path))
 
 
 def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
@@ -106,7 +112,7 @@ def plan_of(config: Config, written: Set[str]) -> RunPlan | None:
     if refuses(check(config, written, MachineFacts(), here=False)) or not _is_plannable(config):
         return None
     try:
-        return Planner(config, layers_of(config)).plan()
+        return planner_of(config).plan()
     except UserError:
         return None
 
@@ -130,7 +136,7 @@ def layouts_here(
     there = Capacity(
         gpus=gpus, gpu_bytes=gpu_memory_bytes(), host_bytes=headroom_bytes(), disk_bytes=disk_bytes
     )
-    return describe_layouts(layouts_for(config, written, there, layers_of(config)), there)
+    return describe_layouts(layouts_for(config, written, there, planner_of), there)
 
 
 def checkpoints_to_come(config: Config) -> Coming:
@@ -138,19 +144,15 @@ def checkpoints_to_come(config: Config) -> Coming:
     saving = config.checkpoint
     if saving.directory is None or not saving.optimizer:
         return Coming(saves=0)
+    begin = standing = 0
     # What is wrong with it is told where a checkpoint is chosen.
     with contextlib.suppress(UserError, OSError):
         config, _ = settle_checkpoints(config, Path.cwd())
-    begin, standing = config.resume.step or 0, 0
-    if begin and not config.resume.weights_only:
-        found = list_checkpoints(Path(str(config.checkpoint.directory)))
-        standing = sum(each.complete and each.seal is not None and each.step <= begin for each in found)
-    return Coming.of(
-        steps=config.train.steps,
-        interval=saving.interval,
-        begin=0 if config.resume.weights_only else begin,
-        standing=standing,
-    )
+        if not config.resume.weights_only:
+            begin = config.resume.step or 0
+            found = list_checkpoints(Path(str(config.checkpoint.directory)))
+            standing = sum(each.complete and each.seal is not None and each.step <= begin for each in found)
+    return Coming.of(steps=config.train.steps, interval=saving.interval, begin=begin, standing=standing)
 
 
 def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:

@@ -54,7 +54,8 @@ def _all(recipe_directories: list[Path]) -> None:
 def _one(name: str, recipe_directories: list[Path], copy: Path | None) -> None:
     from muon_offload_cli.cli.disk_plan_view import in_three_lines
     from muon_offload_cli.cli.planning import plan_of, settle_host_memory
-    from muon_offload_cli.config.compose import compose, find_recipe
+    from muon_offload_cli.config.compose import compose
+    from muon_offload_cli.config.recipe_file import find_recipe
     from muon_offload_cli.config.sources import sources_of
     from muon_offload_cli.config.yaml_files import to_yaml
 

@@ -16,13 +16,14 @@ from muon_offload_cli.cli.train_view import TrainView, make_console
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import save_config, to_yaml
 from muon_offload_cli.errors import UserError
+from muon_offload_cli.launch.cause import MachineFigures
 from muon_offload_cli.launch.claim import claimed
 from muon_offload_cli.launch.command import by_hand, environment, script, torchrun_command
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder, create_folder, local_ranks, planned_folder
 from muon_offload_cli.launch.follow import Event
 from muon_offload_cli.launch.job import Outcome, run_job
-from muon_offload_cli.launch.post_mortem import Evidence, MachineFigures, PostMortem, explain
+from muon_offload_cli.launch.post_mortem import Evidence, PostMortem, explain
 from muon_offload_cli.launch.preview import preview
 from muon_offload_cli.launch.summary import Ends, summarize
 from muon_offload_cli.launch.tail import last_lines

@@ -11,9 +11,10 @@ from typing import Any
 from muon_offload_cli.config.changes import spelled
 from muon_offload_cli.config.hf_families import Architecture, read_architecture
 from muon_offload_cli.config.hf_file import CONFIG, KEY, hf_folder, read_hf_file
+from muon_offload_cli.config.model_schema import ModelConfig
 from muon_offload_cli.config.rehearsal_model import layers_with_experts, layers_with_linear_attention
 from muon_offload_cli.config.rules.settings import value_of
-from muon_offload_cli.config.schema import Config, ModelConfig
+from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem
 
 PART = "from_hf"

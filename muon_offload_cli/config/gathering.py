@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import json
 import os
-import warnings
-import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 from muon_offload_cli.config import probe_cache
-from muon_offload_cli.config.locations import default_offload_directory
+from muon_offload_cli.config.inputs import look_at_file, look_at_pretrained, look_at_script, megatron_beside
+from muon_offload_cli.config.locations import default_offload_directory, from_home
 from muon_offload_cli.config.probing import ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
 from muon_offload_cli.config.rules.directory import ELSEWHERE, FOLDERS, KEY, uses_directory
 from muon_offload_cli.config.rules.facts import (
     DirectoryFacts,
-    FileFacts,
     MachineFacts,
     PlannedFacts,
-    PretrainedFacts,
 )
 from muon_offload_cli.config.rules.settings import value_of
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.vocabulary import BYTE_SOURCES
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.machine import memory
-from muon_offload_cli.units import MIB
+from muon_offload_cli.machine.drives import recall
+from muon_offload_cli.machine.filesystem import inspect, supports_direct_io
+from muon_offload_cli.machine.write_test import write_test
 
 NOT_PLANNED = PlannedFacts()
-
-LONGEST_SCRIPT_BYTES = 16 * MIB
-"""A longer one is not looked into."""
 
 
 def resolve_directory(config: Config) -> Config:
@@ -84,8 +76,8 @@ def gather_facts(
         directories=tuple(directories),
         folders=folders,
         files={
-            **{path: _look_at_file(path) for path in data_files(config)},
-            **{path: _look_at_script(path) for path in scripts},
+            **{path: look_at_file(path) for path in data_files(config)},
+            **{path: look_at_script(path) for path in scripts},
         },
         data_problems=data_problems,
         pretrained=look_at_pretrained(Path(config.model.from_hf)) if config.model.from_hf else None,
@@ -96,7 +88,7 @@ def gather_facts(
         num_gpus=report.num_gpus,
         megatron=report.megatron,
         megatron_missing=missing,
-        megatron_beside_script=next((_megatron_beside(each, config.megatron.path) for each in scripts), None),
+        megatron_beside_script=next((megatron_beside(each, config.megatron.path) for each in scripts), None),
         problems=(*problems, *report.problems),
         muon_problems=report.muon_problems,
     )
@@ -123,17 +115,10 @@ def _folders(config: Config, problems: list[Problem]) -> dict[str, DirectoryFact
         if not given or unread:  # A rule refuses empty ones.
             continue
         try:
-            found[key] = look_at_directory(Path.cwd() / _from_home(given), write=False, key=key)
+            found[key] = look_at_directory(Path.cwd() / from_home(given), write=False, key=key)
         except UserError as error:
             problems += error.problems
     return found
-
-
-def _from_home(given: str) -> Path:
-    try:
-        return Path(given).expanduser()
-    except RuntimeError:  # the home of an unknown user
-        return Path(given)
 
 
 def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFacts:
@@ -147,10 +132,6 @@ def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFa
     Raises:
         UserError: It cannot be looked at.
     """
-    from muon_offload_cli.machine.drives import recall
-    from muon_offload_cli.machine.filesystem import inspect, supports_direct_io
-    from muon_offload_cli.machine.write_test import write_test
-
     try:
         mount = inspect(path)
         nearest = mount.existing
@@ -185,82 +166,3 @@ def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFa
                 )
             ]
         ) from error
-
-
-def _megatron_beside(script: str, megatron_path: str | None) -> str | None:
-    try:
-        folder = Path(script).expanduser().absolute().parent
-        used = None if megatron_path is None else Path(megatron_path).expanduser().resolve()
-        return None if folder.resolve() == used or missing_parts(str(folder)) else str(folder)
-    except (OSError, ValueError, RuntimeError):  # as for `_look_at_file`
-        return None
-
-
-WEIGHTS_INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.model")
-
-
-def look_at_pretrained(folder: Path) -> PretrainedFacts:
-    """Return what the folder of a Hugging Face model holds; what cannot be read counts as not there."""
-    try:
-        names = {path.name for path in folder.iterdir()}
-    except OSError:
-        names = set()
-    try:
-        index = json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"]
-        listed = sorted({str(name) for name in index.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        listed = [WEIGHTS_INDEX] if WEIGHTS_INDEX in names else []
-        names -= {WEIGHTS_INDEX}
-    return PretrainedFacts(
-        weight_files=sum(name.endswith(".safetensors") for name in names),
-        missing=tuple(name for name in listed if name not in names),
-        tokenizer=not names.isdisjoint(TOKENIZER_FILES),
-        bridge=_is_installed("megatron.bridge"),
-        transformers=_is_installed("transformers"),
-    )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        # Its parent is imported, which for megatron is an empty namespace.
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _look_at_file(name: str) -> FileFacts:
-    try:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            return FileFacts(num_bytes=None, is_folder=True)
-        return FileFacts(num_bytes=path.stat().st_size, readable=os.access(path, os.R_OK))
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: ~ of an unknown user
-        return FileFacts(num_bytes=None)
-
-
-def _look_at_script(name: str) -> FileFacts:
-    found = _look_at_file(name)
-    if not found.num_bytes or found.num_bytes > LONGEST_SCRIPT_BYTES or not found.readable:
-        return found
-    try:
-        return replace(found, not_python=_why_not_python(Path(name).expanduser()))
-    except OSError:
-        return replace(found, readable=False)
-
-
-def _why_not_python(path: Path) -> str:
-    """Compile a script, as Python does before it runs anything of it; return what hinders that."""
-    source = path.read_bytes()
-    if source.startswith(importlib.util.MAGIC_NUMBER) or zipfile.is_zipfile(path):
-        return ""  # `runpy` runs compiled files and archives as well.
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            compile(source, str(path), "exec", dont_inherit=True)
-            tree = ast.parse(source)
-    except SyntaxError as error:
-        return f"is not Python: {'' if error.lineno is None else f'line {error.lineno}: '}{error.msg}"
-    except (ValueError, RecursionError, MemoryError) as error:
-        return f"is not Python: {error or type(error).__name__}"
-    statements = tree.body if ast.get_docstring(tree, clean=False) is None else tree.body[1:]
-    return "" if statements else "has no statement, only comments"

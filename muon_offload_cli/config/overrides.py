@@ -62,7 +62,7 @@ def split_recipe(words: Sequence[str], known: Iterable[str] = ()) -> tuple[str, 
     for word in words:
         if word in names or ("=" not in word and word.endswith(RECIPE_SUFFIXES)):
             fix = shlex.quote(f"recipe={word}")
-            raise wrong(f"no recipe is given: {_short(word)} is one, without 'recipe='.", fix, "recipe")
+            raise wrong(f"no recipe is given: {short(word)} is one, without 'recipe='.", fix, "recipe")
     listed = f" Recipes: {', '.join(names)}." if names else ""
     raise wrong(f"no recipe is given.{listed}", f"recipe={example_recipe(names)}", "recipe")
 
@@ -104,7 +104,7 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
             result.problems.append(_malformed(key, text, str(error)))
             continue
         if parsed.is_sweep_override():
-            what = f"{key}={_short(text)} gives several values (a sweep), and a run takes one."
+            what = f"{key}={short(text)} gives several values (a sweep), and a run takes one."
             fix = shlex.quote(f"{key}=[{text}]") if is_list(key) else f"give one value to {key}"
             result.problems.append(Problem(what=what, fix=fix, keys=(key,)))
         elif key in options:
@@ -136,7 +136,7 @@ def check_key(key: str, options: Mapping[str, Iterable[str]], where: str = "") -
         inside = [name for name in leaf_types() if name.startswith(key + ".")]
         listed = ", ".join(inside[:4]) + (", ..." if len(inside) > 4 else "")
         return Problem(
-            what=f"{_short(key)}{place} is a section, not a key that takes a value.",
+            what=f"{short(key)}{place} is a section, not a key that takes a value.",
             fix=f"name a key in it: {listed}" if inside else f"{FREE_PREFIX}FLAG=value",
             keys=(key,),
         )
@@ -144,7 +144,7 @@ def check_key(key: str, options: Mapping[str, Iterable[str]], where: str = "") -
     if near is None and (groups := nearest(key, options, count=1)) and not where:
         near = groups[0]
     return Problem(
-        what=f"there is no key {_short(key)!r}{place}." + (f" Did you mean {near}?" if near else ""),
+        what=f"there is no key {short(key)!r}{place}." + (f" Did you mean {near}?" if near else ""),
         fix=f"{near}=..."
         if near
         else f"keys start with {', '.join(sorted(options))}, train, checkpoint, ...",
@@ -157,7 +157,7 @@ def unknown_option(group: str, option: str, known: Sequence[str], where: str = "
     near = nearest(option, known)
     place = f" in {where}" if where else ""
     return Problem(
-        what=f"{group}={_short(option)}{place}: there is no such part."
+        what=f"{group}={short(option)}{place}: there is no such part."
         + (f" Did you mean {near[0]}?" if near else "")
         + f" There are: {', '.join(known)}.",
         fix=f"{group}={near[0] if near else known[0]}",
@@ -179,7 +179,7 @@ def _refused_form(word: str, options: Mapping[str, Iterable[str]]) -> Problem | 
     key = word.partition("=")[0]
     bare = key.lstrip("+~")
     if len(word) > MAX_WORD:
-        what = f"an override of {len(word)} characters, starting {_short(word)}, is too long."
+        what = f"an override of {len(word)} characters, starting {short(word)}, is too long."
         return Problem(what=what, fix="put long values into a recipe file", keys=())
     if key.startswith(("+", "~")):
         added = key.startswith("+")
@@ -187,7 +187,7 @@ def _refused_form(word: str, options: Mapping[str, Iterable[str]]) -> Problem | 
         unknown = check_key(_normalised(bare), options)
         told = "" if unknown is None else f" And {unknown.what}"
         return Problem(
-            what=f"{_short(word)}: keys cannot {refused}.{told}",
+            what=f"{short(word)}: keys cannot {refused}.{told}",
             fix=unknown.fix
             if unknown
             else shlex.quote(word.lstrip("+"))
@@ -196,7 +196,7 @@ def _refused_form(word: str, options: Mapping[str, Iterable[str]]) -> Problem | 
             keys=(bare,),
         )
     if bare == "hydra" or bare.startswith(("hydra.", "hydra/")):
-        what = f"{_short(word)}: Hydra's own settings have no effect here."
+        what = f"{short(word)}: Hydra's own settings have no effect here."
         return Problem(
             what=what, fix="leave it out; run.directory=/path chooses the run folder", keys=(bare,)
         )
@@ -204,10 +204,10 @@ def _refused_form(word: str, options: Mapping[str, Iterable[str]]) -> Problem | 
         return Problem(what="recipe is given twice.", fix="give it once", keys=("recipe",))
     if "=" not in word:
         known = is_known(word)
-        what = f"{_short(word)!r} is no key=value."
+        what = f"{short(word)!r} is no key=value."
         return Problem(what=what, fix=f"{word}=VALUE" if known else "write key=value, as in train.steps=30")
     if not bare:
-        return Problem(what=f"{_short(word)}: there is no key before the '='.", fix="write key=value")
+        return Problem(what=f"{short(word)}: there is no key before the '='.", fix="write key=value")
     return None
 
 
@@ -221,7 +221,7 @@ def _instead(key: str, options: Mapping[str, Iterable[str]]) -> str:
 def _malformed(key: str, text: str, message: str) -> Problem:
     reason = message.strip().splitlines()[0] if message.strip() else "not understood"
     return Problem(
-        what=f"{key}={_short(text)} is malformed: {_short(reason)}.", fix=_quoted(key, text), keys=(key,)
+        what=f"{key}={short(text)} is malformed: {short(reason)}.", fix=_quoted(key, text), keys=(key,)
     )
 
 
@@ -268,7 +268,7 @@ def _without_quotes(value: Any) -> Any:
     return value
 
 
-def _short(text: str, limit: int = 120) -> str:
+def short(text: str, limit: int = 120) -> str:
     """Cut very long texts and make control characters visible, so that a message stays one line."""
     visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:limit])
     return visible + ("..." if len(text) > limit else "")

@@ -6,7 +6,8 @@ import ast
 import copy
 import math
 
-from muon_offload_cli.config.schema import Config, DataSource, ModelConfig, MoeConfig, ParallelConfig
+from muon_offload_cli.config.model_schema import ModelConfig, MoeConfig
+from muon_offload_cli.config.schema import Config, DataSource, ParallelConfig
 
 HIDDEN = 128
 HEAD = 32

@@ -6,7 +6,6 @@ collectives lose a peer or time out. Nothing of that is a cause, and none of it 
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from muon_offload_cli.errors import Problem
+from muon_offload_cli.launch.cause import MachineFigures, likely_cause
+from muon_offload_cli.launch.last_words import last_words, without_warnings
 from muon_offload_cli.launch.torchrun_log import RankExit, early_output, rank_exits
 from muon_offload_cli.records import RankReport
-from muon_offload_cli.units import format_bytes
-
-SHOWN_LINES = 12
 
 # What gloo, NCCL and torch's store say when a peer is gone.
 _SECONDARY = re.compile(
@@ -28,40 +26,6 @@ _SECONDARY = re.compile(
     r"|ncclRemoteError|remote process exited|ncclSystemError|DistBackendError|socket timeout|aborted due to",
     re.IGNORECASE,
 )
-_NO_SPACE = re.compile(r"no space left on device|errno 28|ENOSPC", re.IGNORECASE)
-_READ_ONLY = re.compile(r"read-only file system|errno 30|EROFS", re.IGNORECASE)
-_BAD_DRIVE = re.compile(r"StoreError.*\bEIO\b")
-_GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
-
-# As the modules warnings (with the line of source that it quotes) and logging print them, torch's logging
-# among them, and Megatron's own lines on arguments that it cannot infer.
-_WARNING = re.compile(
-    r"^(?:\[rank\d+\]:[ ]?)?(?:"
-    r"\S.*\.py:\d+:[ ]\w*Warning:.*(?:\n(?:\[rank\d+\]:)?[ ]+\S.*)?"
-    r"|WARNING:.*|W\d{4}[ ]\d\d:\d\d:\d\d\.\d+[ ].*"
-    r"|Deferring[ ]to[ ]attribute[ ]metadata\..*|Original[ ]failure:.*"
-    r")(?:\n|\Z)",
-    re.MULTILINE,
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MachineFigures:
-    """What the machine says at the time of death; None: not known.
-
-    Attributes:
-        oom_kills: Kills by the kernel's out-of-memory killer in this control group during the run.
-        memory_limit_bytes: Limit of the control group.
-        memory_peak_bytes: Its highest use.
-        disk_directory: Where the run keeps its state; of several, the one with least free.
-        disk_free_bytes: Free bytes there now.
-    """
-
-    oom_kills: int | None = None
-    memory_limit_bytes: int | None = None
-    memory_peak_bytes: int | None = None
-    disk_directory: str = ""
-    disk_free_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,11 +95,11 @@ def explain(evidence: Evidence) -> PostMortem:
     rank, seen = suspects[0]
     report = evidence.reports.get(rank)
     text = evidence.rank_logs.get(rank, "")
-    lines, log = _tail(_without_warnings(text), rank), evidence.rank_log_paths.get(rank)
+    lines, log = last_words(without_warnings(text), rank), evidence.rank_log_paths.get(rank)
     early = early_output(evidence.torchrun_log)
     if not text.strip() and early:
         # It died before it had a log of its own (an import that fails, for example).
-        lines, log = _tail(_without_warnings(early), rank), evidence.torchrun_log_path
+        lines, log = last_words(without_warnings(early), rank), evidence.torchrun_log_path
     ending = _ending(seen, report, lines)
     taken = evidence.steps.get(rank, 0)
     where = f"after step {taken} of {evidence.total_steps}" if taken else "before its first step"
@@ -145,7 +109,7 @@ def explain(evidence: Evidence) -> PostMortem:
         rank=rank,
         what=f"rank {rank} {ending}, {where}.",
         ending=ending,
-        cause=_cause(seen, "\n".join([report.error if report else "", *lines]), evidence.machine),
+        cause=likely_cause(seen, "\n".join([report.error if report else "", *lines]), evidence.machine),
         log=log,
         last_lines=lines,
         problems=problems,
@@ -170,7 +134,7 @@ def _suspects(evidence: Evidence, exits: Sequence[RankExit]) -> list[tuple[int, 
         own_words = (
             report.error
             if report and report.error
-            else "\n".join(_tail(evidence.rank_logs.get(rank, ""), rank))
+            else "\n".join(last_words(evidence.rank_logs.get(rank, ""), rank))
         )
         if report and report.problems:
             return 1
@@ -227,80 +191,10 @@ def _ending(seen: RankExit | None, report: RankReport | None, lines: Sequence[st
     return f"exited with code {seen.exit_code}"
 
 
-def _cause(seen: RankExit | None, words: str, machine: MachineFigures) -> str:
-    name = seen.signal_name if seen else ""
-    if name == "SIGKILL":
-        return _killed(machine)
-    if name == "SIGBUS":
-        return (
-            "a file mapping outgrew its filesystem: it is full, or it is a small /dev/shm"
-            f"{_free(machine)}. Free space, or set offload.directory to a larger drive."
-        )
-    if name == "SIGSEGV":
-        return "a crash in native code (a driver, NCCL or an extension); dmesg may say where."
-    if name == "SIGABRT":
-        return "native code gave up (NCCL's watchdog, or an allocator); the last lines say which."
-    if _GPU_MEMORY.search(words):
-        return (
-            "the GPU's memory is full: smaller train.micro_batch, larger parallel sizes, "
-            "or smaller offload.chunk_mb."
-        )
-    if _NO_SPACE.search(words):
-        return (
-            f"a filesystem is full{_free(machine)}. Free space, or set offload.directory to a larger drive."
-        )
-    if _READ_ONLY.search(words):
-        return (
-            "a filesystem became read-only, as the kernel makes it after errors of its drive: dmesg says "
-            "which. Set offload.directory to another drive."
-        )
-    if _BAD_DRIVE.search(words):
-        return "the drive reports errors: dmesg says which. Set offload.directory to another drive."
-    return ""
-
-
-def _killed(machine: MachineFigures) -> str:
-    figures = []
-    if machine.memory_limit_bytes is not None:
-        figures.append(f"limit {format_bytes(machine.memory_limit_bytes)}")
-    if machine.memory_peak_bytes is not None:
-        figures.append(f"peak {format_bytes(machine.memory_peak_bytes)}")
-    shown = f" (memory {', '.join(figures)})" if figures else ""
-    fix = "lower offload.host_memory_gb or train.micro_batch, or give the job more memory."
-    if machine.oom_kills:
-        return f"the kernel's out-of-memory killer, which struck during this run{shown}: {fix}"
-    if machine.oom_kills == 0:
-        return (
-            f"somebody sent SIGKILL: the scheduler, an administrator or another program{shown}; "
-            "the kernel counted no out-of-memory kill in this control group."
-        )
-    return f"usually the kernel's out-of-memory killer{shown}: {fix}"
-
-
-def _free(machine: MachineFigures) -> str:
-    if machine.disk_free_bytes is None:
-        return ""
-    return f" ({format_bytes(machine.disk_free_bytes)} free in {machine.disk_directory})"
-
-
-def _tail(text: str, rank: int) -> list[str]:
-    """Return the last lines that say something new, without the ``[rank3]:`` that torch puts before them."""
-    prefix = f"[rank{rank}]:"
-    lines = [line.removeprefix(prefix).expandtabs().rstrip() for line in text.splitlines()]
-    lines = [line[1:] if line.startswith(" ") and not line.startswith("  ") else line for line in lines]
-    # A warning that is repeated must not push out what came before it.
-    return [line for line, _ in itertools.groupby(lines) if line.strip()][-SHOWN_LINES:]
-
-
-def _without_warnings(text: str) -> str:
-    """Leave out warnings: Megatron's imports print dozens, which are no word on why a rank ended."""
-    return _WARNING.sub("", text)
-
-
 def _torchrun_died(evidence: Evidence) -> PostMortem:
     return PostMortem(
         rank=None,
         what="torchrun ended before any rank said why.",
         log=evidence.torchrun_log_path,
-        last_lines=_tail(evidence.torchrun_log, -1),
+        last_lines=last_words(evidence.torchrun_log, -1),
     )

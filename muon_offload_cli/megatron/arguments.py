@@ -21,6 +21,8 @@ ENGINES = ("disk", "mapped", "host")
 LARGEST = 2**40
 """Of MiB and GiB; more is a mistake, and would not fit the arithmetic in bytes."""
 
+DRIVE_FOLDER = "/absolute/folder/on/a/local/drive"
+
 # Fields of `OffloadSettings` that `install` takes by another name.
 _IN_OTHER_UNITS = ("directories", "chunk_bytes", "host_bytes")
 
@@ -42,11 +44,12 @@ def make_settings(
     """
     problems: list[Problem] = []
 
-    def expect(holds: bool, name: str, value: object, wanted: str) -> None:
+    def expect(holds: bool, name: str, value: object, wanted: str, fix: object) -> None:
         if not holds:
-            problems.append(Problem(what=f"install({name}={value!r}): want {wanted}.", keys=(name,)))
+            what = f"install({name}={value!r}): want {wanted}."
+            problems.append(Problem(what=what, fix=f"{name}={fix!r}", keys=(name,)))
 
-    expect(engine in ENGINES, "engine", engine, " or ".join(ENGINES))
+    expect(engine in ENGINES, "engine", engine, " or ".join(ENGINES), "disk")
     directories = _paths(directory)
     fine = directories is not None and len(set(directories)) == len(directories)
     if directories and engine != "host":
@@ -56,16 +59,17 @@ def make_settings(
         "directory",
         directory,
         "an absolute folder on a node-local drive, or a list of such folders, each once",
+        DRIVE_FOLDER,
     )
     if directories and fine and engine != "host":
         problems += filter(None, map(_why_not_on, directories))
-    expect(_in_range(chunk_mb, 0, LARGEST), "chunk_mb", chunk_mb, "0 or more MiB")
-    expect(_in_range(fraction, 0, 1), "fraction", fraction, "a number from 0 to 1")
-    expect(_in_range(host_memory_gb, 0, LARGEST), "host_memory_gb", host_memory_gb, "0 or more GiB")
+    expect(_in_range(chunk_mb, 0, LARGEST), "chunk_mb", chunk_mb, "0 or more MiB", 512)
+    expect(_in_range(fraction, 0, 1), "fraction", fraction, "a number from 0 to 1", 1.0)
+    expect(_in_range(host_memory_gb, 0, LARGEST), "host_memory_gb", host_memory_gb, "0 or more GiB", 0)
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     sharing = int(local_ranks) if ranks_per_node is None and local_ranks.isdecimal() else ranks_per_node
-    expect(_is_count(sharing), "ranks_per_node", ranks_per_node, "1 or more")
-    expect(_is_count(windows), "windows", windows, "1 or more")
+    expect(_is_count(sharing), "ranks_per_node", ranks_per_node, "1 or more", 1)
+    expect(_is_count(windows), "windows", windows, "1 or more", 3)
     if problems or sharing is None or directories is None:
         raise UserError(problems=problems)
     return OffloadSettings(
@@ -130,7 +134,7 @@ def _why_not_on(directory: Path) -> Problem | None:
         return None
     return Problem(
         what=f"install(directory={str(directory)!r}): {reason}.",
-        fix="directory='/absolute/folder/on/a/local/drive'",
+        fix=f"directory={DRIVE_FOLDER!r}",
         keys=("directory",),
         exit_code=3,
     )

@@ -12,7 +12,7 @@ from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron import native_contract
 from muon_offload_cli.megatron.arguments import differences
 from muon_offload_cli.megatron.muon_child import make_muon_child
-from muon_offload_cli.megatron.native import NativeInstallation
+from muon_offload_cli.megatron.native_installation import NativeInstallation
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.store import StoreError

@@ -18,41 +18,15 @@ import torch
 
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.exact_halves import with_exact_halves
+from muon_offload_cli.megatron.muon_state import members_of, second_moment_shape
 from muon_offload_cli.megatron.plan_agreement import demand_same_plan
 from muon_offload_cli.offload.offloader import ChunkState, StateOffloader
 from muon_offload_cli.offload.plan import ParameterSpec
 from muon_offload_cli.offload.settings import OffloadSettings
 
 FLOAT16 = (torch.bfloat16, torch.float16)
-MOMENTUM = "momentum_buffer"
-"""Key of Muon's state (emerging_optimizers, OrthogonalizedOptimizer)."""
-SECOND_MOMENT = "moment2_buffer"
-"""Key of what adaptive Muon keeps as well (emerging_optimizers, AdaptiveMuon)."""
 MASTERS = "fp32_from_fp16_params"
 """Key of the masters in the base class's state dict."""
-
-
-def second_moment_shape(optimizer: Any, parameter: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the shape of the second moment that `optimizer` would keep of `parameter`; None: it keeps none.
-
-    Asked of the optimizer itself, on the meta device: adaptive Muon has an element, a row or column, or one
-    number of it, as its method says.
-
-    Raises:
-        UserError: It keeps state that is not known here, or none of what is.
-    """
-    if not hasattr(optimizer, "moment2_method"):
-        return None
-    stand_in = torch.nn.Parameter(torch.empty(parameter.shape, device="meta"))
-    optimizer._init_group({"params": [stand_in]}, skip_non_grad_params=False)
-    state = optimizer.state.pop(stand_in)
-    if set(state) != {MOMENTUM, SECOND_MOMENT}:
-        raise wrong(
-            f"{type(optimizer).__name__} keeps {', '.join(state)}, which is not what can be offloaded",
-            "optimizer.name=dist_muon",
-            "optimizer.name",
-        )
-    return tuple(state[SECOND_MOMENT].shape)
 
 
 def make_muon_child(
@@ -146,7 +120,7 @@ def make_muon_child(
             self._resting: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {
                 index: (master, kept)
                 for state in self.offloader.resting()
-                for index, master, kept in _members(state)
+                for index, master, kept in members_of(state)
             }
             self._rest(range(len(self._masters)))
 
@@ -202,7 +176,7 @@ def make_muon_child(
 
         def _enter(self, state: ChunkState) -> None:
             """Point masters and state of a chunk at its window."""
-            for index, data, kept in _members(state):
+            for index, data, kept in members_of(state):
                 master = self._masters[index]
                 master.data = data
                 self.optimizer.state[master].update(kept)
@@ -326,15 +300,6 @@ def _refuse_second_offload(config: Any, settings: OffloadSettings) -> None:
             "leave --chunked-optimizer-state-offload out, or offload.engine=mapped",
             "offload.engine",
         )
-
-
-def _members(state: ChunkState) -> Iterator[tuple[int, torch.Tensor, dict[str, torch.Tensor]]]:
-    """Yield index, master and optimizer state, by key, of each parameter of a chunk."""
-    for place, index in enumerate(state.parameters):
-        kept = {MOMENTUM: state.momenta[place]}
-        if state.second_moments:
-            kept[SECOND_MOMENT] = state.second_moments[place]
-        yield index, state.masters[place], kept
 
 
 def _release(

@@ -1,8 +1,7 @@
-"""Watching Megatron's training loop: one record a step, one report a rank."""
+"""What a rank tells of its training: one record a step, one report."""
 
 from __future__ import annotations
 
-import inspect
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,7 +10,6 @@ import torch
 
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron import state_census
-from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.watched import Watched
 from muon_offload_cli.records import RankReport, StepRecord
@@ -30,6 +28,9 @@ class Observer:
         metrics_path: One JSON line a step is appended here.
         engine: The backend that was asked for.
         script: The user's own training script, which may build any optimizer; None: ours trains.
+
+    Attributes:
+        optimizer: The one whose steps are recorded; None until it is known.
     """
 
     def __init__(
@@ -47,85 +48,10 @@ class Observer:
         self._script = script
         self._offloaders: list[Watched] = []
         self._model: list[torch.nn.Module] = []
-        self._optimizer: Any = None
-        self._megatron_logs = False
-        self._in_a_step = False
+        self.optimizer: Any = None
         self._model_peak = 0
         self._last = time.perf_counter()
         self._totals = (0, 0, 0.0, 0.0)
-
-    def watch(self, stack: Substitutions) -> None:
-        """Listen to `megatron.training` until `stack` is closed; its functions are called as before."""
-        from megatron.training import training
-
-        log, setup, build = training.training_log, training.setup_model_and_optimizer, training.get_model
-        loop = training.train
-        names = inspect.signature(log)
-
-        def training_log(*args: Any, **kwargs: Any) -> Any:
-            given = names.bind(*args, **kwargs).arguments
-            # A loop of a script's own that logs: its first step was counted before that was known.
-            counted = not self._megatron_logs and given["iteration"] == self.report.last_step
-            self._megatron_logs = True
-            if not counted:
-                self._step(
-                    int(given["iteration"]),
-                    loss=_mean_loss(given["loss_dict"]),
-                    grad_norm=given.get("grad_norm"),
-                    learning_rate=given.get("learning_rate"),
-                )
-            return log(*args, **kwargs)
-
-        def train(*args: Any, **kwargs: Any) -> Any:
-            self._megatron_logs = True
-            return loop(*args, **kwargs)
-
-        def setup_model_and_optimizer(*args: Any, **kwargs: Any) -> Any:
-            built = setup(*args, **kwargs)
-            self._model, self._optimizer = list(built[0]), built[1]
-            self.report.last_step = int(training.get_args().iteration)
-            self._attached()
-            return built
-
-        def get_model(*args: Any, **kwargs: Any) -> Any:
-            model = build(*args, **kwargs)
-            # What follows is the optimizer's own doing.
-            self._model_peak = torch.cuda.max_memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            return model
-
-        stack.replace(training, "get_model", get_model)
-        stack.replace(training, "training_log", training_log)
-        stack.replace(training, "setup_model_and_optimizer", setup_model_and_optimizer)
-        stack.replace(training, "train", train)
-        self._watch_other_loops(stack)
-
-    def _watch_other_loops(self, stack: Substitutions) -> None:
-        """Count the optimizer's steps where a script has a loop of its own, which logs nothing here.
-
-        The first optimizer that steps is the one that counts.
-        """
-        from megatron.core.optimizer.optimizer import ChainedOptimizer
-
-        step = ChainedOptimizer.step
-
-        def step_and_record(optimizer: Any) -> Any:
-            if self._megatron_logs or self._in_a_step:
-                return step(optimizer)
-            if self._optimizer is None:
-                self._optimizer = optimizer
-                self._attached()
-            self._in_a_step = True
-            try:
-                result = step(optimizer)
-            finally:
-                self._in_a_step = False
-            if optimizer is self._optimizer:
-                rate = next((group.get("lr") for group in optimizer.param_groups), None)
-                self._step(self.report.last_step + 1, loss=None, grad_norm=result[1], learning_rate=rate)
-            return result
-
-        stack.replace(ChainedOptimizer, "step", step_and_record)
 
     def built(self, optimizer: Any) -> None:
         """Take note of a Muon optimizer whose state was offloaded."""
@@ -134,13 +60,25 @@ class Observer:
     def _bytes(self, tier: Tier) -> int:
         return sum(offloader.stored_bytes(tier) for offloader in self._offloaders)
 
-    def _attached(self) -> None:
+    def model_built(self) -> None:
+        """Take note of the device memory that building the model took; what follows is the optimizer's."""
+        self._model_peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+
+    def attached(self, optimizer: Any, model: list[torch.nn.Module], last_step: int) -> None:
         """Take stock of the optimizer that was built.
+
+        Args:
+            optimizer: Its steps are recorded from now on.
+            model: What it steps, for the hashes at the end; empty if it is not known.
+            last_step: The last step before the next one.
 
         Raises:
             UserError: A script built one whose state cannot be what was asked to be moved.
         """
-        if self._script and self._engine != "none" and not state_census.is_layer_wise(self._optimizer):
+        self.optimizer, self._model = optimizer, model
+        self.report.last_step = last_step
+        if self._script and self._engine != "none" and not state_census.is_layer_wise(self.optimizer):
             raise wrong(
                 f"megatron.entrypoint={self._script} built an optimizer without layer-wise Muon, "
                 f"and offload.engine={self._engine} moves nothing else",
@@ -149,12 +87,12 @@ class Observer:
                 "offload.engine",
             )
         report = self.report
-        report.muon_parameters = state_census.muon_parameters(self._optimizer)
-        report.muon_state_bytes = state_census.muon_state_bytes(self._optimizer)
+        report.muon_parameters = state_census.muon_parameters(self.optimizer)
+        report.muon_state_bytes = state_census.muon_state_bytes(self.optimizer)
         report.chunks = sum(len(offloader.plan.chunks) for offloader in self._offloaders)
         report.build_gpu_peak_bytes = torch.cuda.max_memory_allocated()
         report.disk_bytes = self._bytes(Tier.DISK)
-        native = state_census.native_host_bytes(self._optimizer)
+        native = state_census.native_host_bytes(self.optimizer)
         report.host_bytes = self._bytes(Tier.HOST) + native
         taken = native + sum(
             chunk.state_bytes for offloader in self._offloaders for chunk in offloader.plan.chunks
@@ -188,12 +126,13 @@ class Observer:
             sum(offloader.io_busy_s for offloader in self._offloaders),
         )
 
-    def _step(self, step: int, *, loss: float | None, grad_norm: Any, learning_rate: float | None) -> None:
+    def step(self, step: int, *, loss: float | None, grad_norm: Any, learning_rate: float | None) -> None:
+        """Record a step that was taken."""
         now = time.perf_counter()
         totals = self._count()
         # Megatron's own offloader takes momenta off the device from the first step on.
         self.report.disk_bytes = self._bytes(Tier.DISK)
-        parts = [getattr(child, "offloader", None) for child in state_census.children(self._optimizer)]
+        parts = [getattr(child, "offloader", None) for child in state_census.children(self.optimizer)]
         # A program may have other optimizers, which step when it pleases them.
         counted = [part for part in parts if part is not None] or self._offloaders
         sweeps = min((offloader.sweeps for offloader in counted), default=0)
@@ -279,11 +218,11 @@ class Observer:
         ]
         # Copies that Megatron's own offloader left under way.
         torch.cuda.synchronize()
-        self.report.adam_disk_bytes = state_census.sibling_disk_bytes(self._optimizer)
-        resident = state_census.sibling_state_bytes(self._optimizer) - self.report.adam_disk_bytes
+        self.report.adam_disk_bytes = state_census.sibling_disk_bytes(self.optimizer)
+        resident = state_census.sibling_state_bytes(self.optimizer) - self.report.adam_disk_bytes
         self.report.adam_state_bytes = max(0, resident)
         if digest:
-            self.report.digests = state_census.digests(self._model, self._optimizer)
+            self.report.digests = state_census.digests(self._model, self.optimizer)
         self.report.finished = True
         self.write()
 
@@ -294,9 +233,3 @@ class Observer:
     def close(self) -> None:
         """Close the metrics file."""
         self._metrics.close()
-
-
-def _mean_loss(losses: dict[str, Any]) -> float | None:
-    """Take the language-model loss of a step; ranks without the last pipeline stage have none."""
-    value = losses.get("lm loss")
-    return None if value is None else float(value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from muon_offload_cli.megatron.muon_child import MOMENTUM, SECOND_MOMENT, second_moment_shape
+from muon_offload_cli.megatron.muon_state import MOMENTUM, SECOND_MOMENT, second_moment_shape
 from muon_offload_cli.offload.plan import ParameterSpec
 
 PLAIN_MUON_BYTES = 8

@@ -19,6 +19,7 @@ from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.entry_point import run_script
 from muon_offload_cli.megatron.flags import megatron_flags
 from muon_offload_cli.megatron.hf_weights import watch_for_weights
+from muon_offload_cli.megatron.loops import LoopListener
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.plain_torch import has_transformer_engine, plain_torch
 from muon_offload_cli.megatron.release import parser_flags
@@ -68,7 +69,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
         stack.replace(sys, "argv", [sys.argv[0], *flags])
         stack.replace(argparse.ArgumentParser, "error", _refuse_flag)
         watch_for_weights(config, stack)
-        observer.watch(stack)
+        LoopListener(observer, stack)
         checkpoints = Checkpoints(config, observer)
         checkpoints.watch(stack)
         if config.offload.engine is not Engine.none:

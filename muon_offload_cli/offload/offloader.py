@@ -23,7 +23,7 @@ from muon_offload_cli.offload.plan import (
     ParameterSpec,
     Slot,
     Tier,
-    plan_chunks,
+    plan_for,
 )
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.offload.window import make_windows
@@ -82,14 +82,7 @@ class StateOffloader:
         near_device: NearDevice | None = None,
     ) -> None:
         self.settings = settings
-        self.plan: ChunkPlan = plan_chunks(
-            parameters,
-            chunk_bytes=settings.chunk_bytes,
-            fraction=settings.fraction,
-            host_bytes=settings.host_bytes,
-            disk=settings.engine != "host",
-            windows=settings.windows,
-        )
+        self.plan: ChunkPlan = plan_for(settings, parameters)
         self._parameters = parameters
         self._device = device
         self._window_states: dict[int, ChunkState] = {}

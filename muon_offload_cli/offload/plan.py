@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.units import round_up
 
 STATE_ALIGNMENT = 512
@@ -108,6 +109,18 @@ class ChunkPlan:
     def bytes_of(self, *tiers: Tier) -> int:
         """Bytes of the images of the chunks in `tiers`, padding included."""
         return sum(chunk.nbytes for chunk in self.of_tier(*tiers))
+
+
+def plan_for(settings: OffloadSettings, parameters: Sequence[ParameterSpec]) -> ChunkPlan:
+    """Return the plan of a rank's parameters, for the run and for what is said of it beforehand alike."""
+    return plan_chunks(
+        parameters,
+        chunk_bytes=settings.chunk_bytes,
+        fraction=settings.fraction,
+        host_bytes=settings.host_bytes,
+        disk=settings.engine != "host",
+        windows=settings.windows,
+    )
 
 
 def plan_chunks(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from muon_offload_cli.config.schema import ModelConfig
+from muon_offload_cli.config.model_schema import ModelConfig
 from muon_offload_cli.planner.tensors import Layers, Piece, column_cut, fused_norm, norm, row_cut
 
 

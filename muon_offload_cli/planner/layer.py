@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from muon_offload_cli.config.schema import ModelConfig
+from muon_offload_cli.config.model_schema import ModelConfig
 from muon_offload_cli.planner.attention import attention, gated_delta_net, norm_is_fused
 from muon_offload_cli.planner.tensors import Layers, Piece, column_cut, fused_norm, norm, row_cut
 from muon_offload_cli.topology import Topology

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from muon_offload_cli.config.rules.family import ADAPTIVE_MUON
 from muon_offload_cli.config.schema import OptimizerConfig
-from muon_offload_cli.offload.plan import Chunk, ChunkPlan, ParameterSpec, Tier, plan_chunks, window_sizes
+from muon_offload_cli.offload.plan import Chunk, ChunkPlan, ParameterSpec, Tier, plan_for, window_sizes
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.tensors import TensorInfo
 from muon_offload_cli.storage.stripes import Stripes
@@ -174,7 +174,8 @@ def _file_maps(disk: int, files: int, *, mapped: bool) -> int:
 def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings, second_moments: bool) -> ChunkPlan:
     if settings.engine == "none" or not owned:
         return ChunkPlan(chunks=())
-    return plan_chunks(
+    return plan_for(
+        settings,
         [
             ParameterSpec(
                 shape=tensor.shape,
@@ -183,11 +184,6 @@ def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings, second_moments
             )
             for tensor in owned
         ],
-        chunk_bytes=settings.chunk_bytes,
-        fraction=settings.fraction,
-        host_bytes=settings.host_bytes,
-        disk=settings.engine != "host",
-        windows=settings.windows,
     )
 
 

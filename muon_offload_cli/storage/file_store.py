@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from muon_offload_cli.storage.extent import ALIGNMENT, Extent
+from muon_offload_cli.storage.lazy_map import LazyMap
 from muon_offload_cli.storage.reserved_file import create_reserved
 from muon_offload_cli.storage.store import Store, StoreError, describe_errno
 from muon_offload_cli.storage.system_calls import SystemCalls
@@ -26,7 +26,7 @@ class FileStore(Store):
     def __init__(self, directory: Path, size: int, *, direct: bool, owner: str, calls: SystemCalls) -> None:
         self._calls = calls
         self._file = create_reserved(directory, size, direct, owner=owner, calls=calls)
-        self._map: mmap.mmap | None = None
+        self._map = LazyMap()
         super().__init__(size=size, path=str(directory), on_disk=True, direct=self._file.direct)
 
     @property
@@ -37,9 +37,7 @@ class FileStore(Store):
     def drop_cache(self) -> None:
         """Take the file's pages out of this process and, clean as they are after `flush`, out of memory."""
         with self._using("flush", Extent(0, 0)):
-            if self._map is not None:
-                # A page that is mapped is not dropped; this unmaps it and keeps what it holds.
-                self._map.madvise(mmap.MADV_DONTNEED)
+            self._map.drop_pages()
             os.posix_fadvise(self._file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _read(self, extent: Extent, target: memoryview) -> None:
@@ -97,10 +95,7 @@ class FileStore(Store):
             done += max(progress, 0)
 
     def _view(self, extent: Extent) -> memoryview:
-        with self._lock:
-            if self._map is None:
-                self._map = self._map_file()
-            return memoryview(self._map)[extent.offset : extent.end]
+        return self._map.view(extent, self._map_file)
 
     def _map_file(self) -> mmap.mmap:
         try:
@@ -117,11 +112,7 @@ class FileStore(Store):
             raise self._error(describe_errno(error), "flush", Extent(0, 0), error.errno or 0) from error
 
     def _release(self) -> None:
-        if self._map is not None:
-            # Views that still exist keep the mapping and its blocks until the last of them goes.
-            with contextlib.suppress(BufferError):
-                self._map.close()
-            self._map = None
+        self._map.close()
         self._file.close()
 
     def _error(self, reason: str, operation: str, extent: Extent, errno: int = 0) -> StoreError:

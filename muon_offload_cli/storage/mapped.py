@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.file_store import FileStore
 from muon_offload_cli.storage.system_calls import SYSTEM, SystemCalls
 
@@ -21,7 +22,7 @@ class MappedStore(FileStore):
         """Reserve `size` bytes in `directory` and map them; raises as `create_reserved` does."""
         super().__init__(directory, size, direct=False, owner=owner, calls=calls)
         try:
-            self._map = self._map_file()
+            self._view(Extent(0, 0))
         except BaseException:
             self.close()
             raise

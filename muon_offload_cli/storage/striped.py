@@ -12,6 +12,7 @@ from pathlib import Path
 
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.file_store import FileStore
+from muon_offload_cli.storage.lazy_map import LazyMap
 from muon_offload_cli.storage.store import Store, StoreError, describe_errno
 from muon_offload_cli.storage.stripes import Stripes
 
@@ -41,7 +42,7 @@ class StripedStore(Store):
 
     def __init__(self, directories: Sequence[Path], size: int, open_part: OpenPart) -> None:
         self._stripes = Stripes(size=size, files=len(directories))
-        self._map: mmap.mmap | None = None
+        self._map = LazyMap()
         with contextlib.ExitStack() as opened:
             self._parts: list[FileStore] = [
                 opened.enter_context(open_part(directory, nbytes))
@@ -63,8 +64,7 @@ class StripedStore(Store):
     def drop_cache(self) -> None:
         """Take all files' pages out of this process and, clean as they are after `flush`, out of memory."""
         with self._using("flush", Extent(0, 0)):
-            if self._map is not None:
-                self._map.madvise(mmap.MADV_DONTNEED)
+            self._map.drop_pages()
             for part in self._parts:
                 part.drop_cache()
 
@@ -79,10 +79,7 @@ class StripedStore(Store):
             self._parts[file].write_from(part, data[start : start + part.nbytes])
 
     def _view(self, extent: Extent) -> memoryview:
-        with self._lock:
-            if self._map is None:
-                self._map = self._map_stripes()
-            return memoryview(self._map)[extent.offset : extent.end]
+        return self._map.view(extent, self._map_stripes)
 
     def _map_stripes(self) -> mmap.mmap:
         """Map stripe after stripe over one range of addresses, so that a tensor across them is one view."""
@@ -109,11 +106,7 @@ class StripedStore(Store):
             part.flush()
 
     def _release(self) -> None:
-        if self._map is not None:
-            # Views that still exist keep the mapping and its blocks until the last of them goes.
-            with contextlib.suppress(BufferError):
-                self._map.close()
-            self._map = None
+        self._map.close()
         with contextlib.ExitStack() as closing:
             for part in self._parts:
                 closing.callback(part.close)

@@ -19,9 +19,9 @@ from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.from_hf import read_model
 from muon_offload_cli.config.hf_families import FAMILIES, read_architecture
 from muon_offload_cli.config.hf_file import HfFile
+from muon_offload_cli.config.model_schema import ModelConfig
 from muon_offload_cli.config.rehearsal import rehearse
 from muon_offload_cli.config.rehearsal_model import layers_with_experts, layers_with_linear_attention
-from muon_offload_cli.config.schema import ModelConfig
 from muon_offload_cli.errors import UserError
 
 FOLDER = Path(__file__).parent / "hf"

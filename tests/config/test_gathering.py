@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, look_at_pretrained, resolve_directory
+from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+from muon_offload_cli.config.inputs import look_at_pretrained
 
 
 def test_a_directory_that_does_not_exist_is_judged_by_its_nearest_parent_and_not_made(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.end_to_end.conftest import Saved
 from tests.end_to_end.planned import assert_as_planned
 from tests.end_to_end.runs import DP2, TP2_EP2, Run
 from tests.fakes.drive import directory_on_a_drive, small_filesystem
+from tests.fakes.fake_torchrun import HANG_S
 
 ONE = ("launcher=one_rank", "parallel=data")
 ROUNDING = 2e-3
@@ -290,7 +292,7 @@ class Started:
         except (FileNotFoundError, json.JSONDecodeError):
             return None
 
-    def wait_for(self, condition: Callable[[], object], timeout_s: float = 200) -> None:
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = HANG_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, self.process.communicate()[0]
@@ -333,7 +335,7 @@ def test_sigterm_saves_after_the_step_and_exits_5(
     run = start(*words, "train.steps=5000")
     run.wait_for(lambda: run.steps() >= 2)
     run.process.send_signal(signal.SIGTERM)
-    output, _ = run.process.communicate(timeout=60)
+    output, _ = run.process.communicate(timeout=HANG_S)
     assert run.process.returncode == 5, output
     (step,) = complete(saved)
     assert f"saved and ended after step {step} of 5000, as asked; resume=auto goes on" in output
@@ -352,12 +354,18 @@ def test_a_second_sigterm_ends_at_once(
     # A rank that is stopped reaches no step boundary.
     psutil.Process(report.pid).suspend()
     run.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    assert run.process.poll() is None
+    # Two at once would be one; the launcher has noted the first when it has handed it on.
+    run.wait_for(lambda: has_pending(report.pid, signal.SIGTERM))
     run.process.send_signal(signal.SIGTERM)
-    run.process.communicate(timeout=30)
+    run.process.communicate(timeout=HANG_S)
     assert run.process.returncode == 128 + signal.SIGTERM
     assert complete(tmp_path / "saved") == []
+
+
+def has_pending(pid: int, signum: int) -> bool:
+    """Whether a signal waits for a process that is stopped."""
+    found = re.search(r"ShdPnd:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return found is not None and bool(int(found[1], 16) & 1 << (signum - 1))
 
 
 def test_sigkill_during_a_save_leaves_the_one_before(
@@ -371,12 +379,10 @@ def test_sigkill_during_a_save_leaves_the_one_before(
     report = run.report()
     assert report is not None
     psutil.Process(report.pid).kill()
-    run.process.communicate(timeout=60)
+    run.process.communicate(timeout=HANG_S)
     last = max(complete(saved))
-    assert [each.fault for each in list_checkpoints(saved) if each.step > last] in (
-        [],
-        ["its save was interrupted"],
-    )
+    # There is none where the kill came late, and one without a seal where it came just before that.
+    assert all("its save" in each.fault for each in list_checkpoints(saved) if each.step > last)
     resumed = runs.train(tmp_path / "resumed", *words, "resume=auto", f"train.steps={last + 1}")
     assert resumed.exit_code == 0, resumed.output
     assert resumed.reports[0].loaded_step == last
@@ -413,6 +419,18 @@ def seal_bytes(saved: Path) -> int:
     return sealed.nbytes
 
 
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    """Let a process stand still, so that what is seen of it is of one moment."""
+    process.suspend()
+    try:
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+        yield
+    finally:
+        process.resume()
+
+
 def test_ten_saves_leave_disk_memory_descriptors_and_maps_as_one_does(
     start: Callable[..., Started], tmp_path: Path, directory: Path
 ) -> None:
@@ -422,17 +440,20 @@ def test_ten_saves_leave_disk_memory_descriptors_and_maps_as_one_does(
         *engine_words("disk", directory),
         *saving(saved, interval=2),
         "checkpoint.keep=2",
-        "train.steps=200",
+        "train.steps=5000",
     )
     samples: dict[int, tuple[int, int, int, int, int]] = {}
 
     def sampled() -> bool:
         report = run.report()
-        if report is None or not report.saves:
+        # The first steps of any process grow its heap, saves or not; from then on it is level.
+        if report is None or report.saves < 12 or report.saves in samples:
             return False
-        # Between two saves, where nothing of a save may be left.
-        if report.saves not in samples and not (saved / SAVING).exists():
-            process = psutil.Process(report.pid)
+        process = psutil.Process(report.pid)
+        with stopped(process):
+            # Between two saves, where nothing of a save may be left.
+            if (saved / SAVING).exists():
+                return False
             maps = len(Path(f"/proc/{report.pid}/maps").read_text().splitlines())
             anonymous = int(
                 re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{report.pid}/status").read_text())[1]  # type: ignore[index]
@@ -445,22 +466,22 @@ def test_ten_saves_leave_disk_memory_descriptors_and_maps_as_one_does(
             )
             figures = process.num_fds(), process.num_threads(), maps, anonymous, state
             samples[report.saves] = figures
-        return report.saves >= 22
+        return len(samples) >= 10
 
     run.wait_for(sampled)
     run.process.send_signal(signal.SIGINT)
-    run.process.communicate(timeout=60)
-    # The first steps of any process grow its heap, saves or not; from here on it is level.
-    early, late = min(each for each in samples if each >= 12), max(samples)
-    assert late - early >= 8
-    first, last = samples[early], samples[late]
+    run.process.communicate(timeout=HANG_S)
+    # The least of several, since a process may have just opened a file or started a thread.
+    ordered = [samples[saves] for saves in sorted(samples)]
+    first, last = (list(map(min, *part)) for part in (ordered[:5], ordered[5:]))
     assert last[0] <= first[0]
     assert last[1] <= first[1]
     assert last[2] <= first[2] + 8
     assert last[4] == first[4] > 0
     # Ten copies of the state alone would be more.
     assert last[3] <= first[3] + 8 * 1024
-    assert sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) < 3 * seal_bytes(saved)
+    # Those that are kept, and one more that is being saved or deleted.
+    assert sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) < 4 * seal_bytes(saved)
 
 
 BIG = (
@@ -521,7 +542,7 @@ def test_a_drive_that_fills_up_keeps_the_state_and_the_checkpoint_before(
         taken = run.steps()
         run.wait_for(lambda: run.steps() >= taken + 2)
         run.process.send_signal(signal.SIGTERM)
-        output, _ = run.process.communicate(timeout=90)
+        output, _ = run.process.communicate(timeout=HANG_S)
         assert run.process.returncode == 3, output
         assert f"checkpoint.directory={saved} cannot be written: ENOSPC (No space left on device): " in output
         assert complete(saved) == [2]

@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not directory:
         return
     # Imported here: pytest loads plugins before it knows what it runs.
-    from muon_offload_cli.megatron.native import NativeInstallation
+    from muon_offload_cli.megatron.native_installation import NativeInstallation
     from muon_offload_cli.offload.settings import OffloadSettings
 
     installation = NativeInstallation(OffloadSettings(engine="mapped", directories=(Path(directory),)))

@@ -18,7 +18,8 @@ import torch
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron import probe, state_census
 from muon_offload_cli.megatron.cpu_device import cpu_device
-from muon_offload_cli.megatron.muon_child import make_muon_child, second_moment_shape
+from muon_offload_cli.megatron.muon_child import make_muon_child
+from muon_offload_cli.megatron.muon_state import second_moment_shape
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
 from tests.fakes.adaptive_muon import adaptive_muon_with_its_scale

@@ -63,13 +63,16 @@ def test_a_list_of_directories_is_shared_by_the_ranks_of_the_node(
             used(wrong, 2)
 
 
-def test_all_wrong_arguments_are_told_at_once(module: ModuleType) -> None:
+def test_all_wrong_arguments_are_told_at_once_with_what_to_pass(module: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         muon_offload_cli.install(
             directory="relative", engine="tape", chunk_mb=-1, fraction=1.5, host_memory_gb=-2, windows=0
         )
     named = [problem.keys[0] for problem in caught.value.problems]
     assert named == ["engine", "directory", "chunk_mb", "fraction", "host_memory_gb", "windows"]
+    fixed = eval(f"dict({', '.join(problem.fix for problem in caught.value.problems)})")
+    assert list(fixed) == named
+    make_settings(**fixed | {"directory": tmp_path, "ranks_per_node": 1})
 
 
 NUMBERS = ("chunk_mb", "fraction", "host_memory_gb")

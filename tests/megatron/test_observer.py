@@ -12,6 +12,7 @@ import torch
 
 from muon_offload_cli.machine.numa import NearDevice
 from muon_offload_cli.megatron.cpu_device import cpu_device
+from muon_offload_cli.megatron.loops import LoopListener
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.offloader import StateOffloader, state_bytes
@@ -81,7 +82,7 @@ def test_each_step_that_swept_counts_as_taken_from_the_backend(
 ) -> None:
     observer = observe(tmp_path, "disk")
     with Substitutions() as stack:
-        observer.watch(stack)
+        LoopListener(observer, stack)
         fill(offloader)
         observer.built(SimpleNamespace(offloader=offloader))
         loop.build()
@@ -119,7 +120,7 @@ def test_each_step_that_swept_counts_as_taken_from_the_backend(
 def test_without_an_offloader_every_step_is_resident(tmp_path: Path, loop: Loop) -> None:
     observer = observe(tmp_path, "disk")
     with Substitutions() as stack:
-        observer.watch(stack)
+        LoopListener(observer, stack)
         loop.build()
         loop.step(1, loss=None)
         observer.finish(digest=False)
@@ -135,7 +136,7 @@ def test_what_no_offloader_took_over_is_told_as_resident(
 ) -> None:
     observer = observe(tmp_path, "disk")
     with Substitutions() as stack:
-        observer.watch(stack)
+        LoopListener(observer, stack)
         observer.built(SimpleNamespace(offloader=offloader))
         loop.parameters.append(torch.empty(1000))
         loop.build()
@@ -149,7 +150,7 @@ def test_megatron_gets_its_functions_back(tmp_path: Path, loop: Loop) -> None:
     before = (loop.module.training_log, loop.module.setup_model_and_optimizer)
     observer = observe(tmp_path, "none")
     with Substitutions() as stack:
-        observer.watch(stack)
+        LoopListener(observer, stack)
         assert loop.module.training_log is not before[0]
     observer.close()
     assert (loop.module.training_log, loop.module.setup_model_and_optimizer) == before

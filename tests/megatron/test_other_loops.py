@@ -10,6 +10,7 @@ import torch
 
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.attach import install
+from muon_offload_cli.megatron.loops import LoopListener
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.settings import OffloadSettings
@@ -34,7 +35,7 @@ def observer(tmp_path: Path) -> Iterator[Observer]:
         RankReport(rank=0), tmp_path / "report.json", tmp_path / "metrics.jsonl", "disk", "mine.py"
     )
     with Substitutions() as stack:
-        made.watch(stack)
+        LoopListener(made, stack)
         stack.enter_context(install(settings, made.built))
         yield made
     made.close()
