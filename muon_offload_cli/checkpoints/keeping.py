@@ -34,7 +34,7 @@ def put_in_place(directory: Path, seal: Seal) -> Path:
     """
     growing = directory / SAVING
     final = step_folder(directory, seal.step)
-    if final.exists():
+    if final.exists() or final.is_symlink():
         final.rename(growing / f"replaced_{seal.step}")
     step_folder(growing, seal.step).rename(final)
     sync_folder(directory)

@@ -58,12 +58,12 @@ def list_checkpoints(directory: Path) -> list[Found]:
     found = [
         look_at(folder, step, tracked)
         for folder in _entries(directory)
-        if (step := _step_in(folder)) is not None
+        if (step := step_of(folder)) is not None and _is_there(folder)
     ]
     found += [
-        Found(step=step, folder=folder, fault="its save was interrupted", seal=None, size=_size_of(folder))
+        _broken(folder, step, "its save was interrupted")
         for folder in _entries(directory / SAVING)
-        if (step := _step_in(folder)) is not None
+        if (step := step_of(folder)) is not None and folder.is_dir()
     ]
     return sorted(found, key=lambda each: (each.step, each.complete))
 
@@ -80,17 +80,25 @@ def look_at(folder: Path, step: int, tracked: int | None) -> Found:
     """Judge one folder by the names and sizes in it.
 
     Args:
-        folder: An ``iter_N`` folder.
+        folder: An ``iter_N`` folder, or what stands in its place.
         step: Its N.
         tracked: Newest step that Megatron's tracker file speaks of; None: there is none.
     """
+    if not folder.is_dir():
+        link = folder.is_symlink()
+        return _broken(folder, step, "it is a link that leads to no folder" if link else "it is no folder")
     try:
         seal = Seal.read(folder)
     except (ValueError, OSError) as error:
         reason = f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else error
-        return Found(step=step, folder=folder, fault=f"{SEAL}: {reason}", seal=None, size=_size_of(folder))
+        return _broken(folder, step, f"{SEAL}: {reason}")
     fault = _unsealed_fault(folder, step, tracked) if seal is None else size_fault(folder, seal)
-    return Found(step=step, folder=folder, fault=fault, seal=seal, size=_size_of(folder))
+    size = _size_of(folder) if seal is None or fault else seal.nbytes
+    return Found(step=step, folder=folder, fault=fault, seal=seal, size=size)
+
+
+def _broken(folder: Path, step: int, fault: str) -> Found:
+    return Found(step=step, folder=folder, fault=fault, seal=None, size=_size_of(folder))
 
 
 def _unsealed_fault(folder: Path, step: int, tracked: int | None) -> str:
@@ -117,11 +125,19 @@ def size_fault(folder: Path, seal: Seal) -> str:
     return ""
 
 
-def content_fault(folder: Path, seal: Seal) -> str:
-    """Read every file through; return the first one that is not what was sealed, empty if all are."""
+def content_fault(folder: Path, seal: Seal, *, but: str | None = None) -> str:
+    """Read every file through; return the first one that is not what was sealed, empty if all are.
+
+    Args:
+        folder: A checkpoint.
+        seal: Its seal.
+        but: How names of files end that are not read.
+    """
     if fault := size_fault(folder, seal):
         return fault
     for name, file in seal.files.items():
+        if but is not None and name.endswith(but):
+            continue
         offset = 0
         try:
             with (folder / name).open("rb", buffering=0) as stream:
@@ -153,13 +169,14 @@ def newest(found: list[Found]) -> Found | None:
 
 
 def at_step(directory: Path, step: int) -> Found | None:
-    """Return the checkpoint of one step, complete or not; None if there is no such folder."""
+    """Return the checkpoint of one step, complete or not; None if nothing has its name."""
     folder = step_folder(directory, step)
-    return look_at(folder, step, _tracked_step(directory)) if folder.is_dir() else None
+    return look_at(folder, step, _tracked_step(directory)) if _is_there(folder) else None
 
 
-def _step_in(folder: Path) -> int | None:
-    return step_of(folder) if folder.is_dir() else None
+def _is_there(path: Path) -> bool:
+    """Tell whether something of that name is there, be it a link that leads nowhere."""
+    return path.exists() or path.is_symlink()
 
 
 def _tracked_step(directory: Path) -> int | None:
@@ -175,7 +192,9 @@ def _size_of(folder: Path) -> int:
         for name in names:
             # A save or a deletion may go on meanwhile.
             with contextlib.suppress(OSError):
-                size += 0 if name == SEAL else Path(root, name).stat().st_size
+                stat = Path(root, name).stat()
+                # An interrupted save has made room that it did not come to fill.
+                size += 0 if name == SEAL else min(stat.st_size, stat.st_blocks * 512)
     return size
 
 

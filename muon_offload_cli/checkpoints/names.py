@@ -10,6 +10,11 @@ TRACKER = "latest_checkpointed_iteration.txt"
 SEAL = "muon_offload.json"
 SAVING = ".saving"
 """Folder in which a checkpoint grows; it is moved out of it when every file is on the drive."""
+LOCK = ".lock"
+"""File that a run holds locked while it may save."""
+
+TENSORS = ".distcp"
+"""How names of files with tensors end (torch/distributed/checkpoint/filesystem.py)."""
 
 _STEP_FOLDER = re.compile(r"iter_(\d{7,})")
 

@@ -14,7 +14,8 @@ import xxhash
 from muon_offload_cli.checkpoints.names import SEAL, replace_text
 from muon_offload_cli.units import PIECE_BYTES
 
-FORMAT = 1
+FORMAT = 2
+"""Since 2 the seal has a sum of itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,8 @@ class Seal:
 
     def write(self, folder: Path) -> None:
         """Seal a checkpoint whose files are on the drive; raises OSError."""
-        replace_text(folder / SEAL, json.dumps(asdict(self), separators=(",", ":")))
+        data = asdict(self)
+        replace_text(folder / SEAL, _compact(data | {"sum": _sum_of(data)}))
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -93,6 +95,9 @@ class Seal:
             raise ValueError(f"it has format {version}, this version reads up to {FORMAT}")
         if not _is_seal(data):
             raise ValueError("it is not whole: it does not say all that a seal says")
+        told = data.pop("sum", None)
+        if told != _sum_of(data) and (told is not None or data["format"] > 1):
+            raise ValueError("it is damaged: its sum is another")
         data["files"] = {
             name: FileSeal(size=file["size"], pieces=tuple((length, sum_) for length, sum_ in file["pieces"]))
             for name, file in data["files"].items()
@@ -124,6 +129,14 @@ def _is_seal(data: object) -> bool:
         and all(isinstance(size, int) for size in data["layout"].values())
         and all(_is_file_seal(file) for file in data["files"].values())
     )
+
+
+def _compact(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+def _sum_of(data: Mapping[str, Any]) -> str:
+    return hash_piece(_compact(data).encode())
 
 
 def _is_file_seal(file: object) -> bool:

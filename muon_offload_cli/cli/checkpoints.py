@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from muon_offload_cli.checkpoints.listing import Found, as_json, content_fault, list_checkpoints
+from muon_offload_cli.checkpoints.names import step_of
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.machine.filesystem import folder_fault
 from muon_offload_cli.units import format_bytes
@@ -29,6 +31,11 @@ def checkpoints(
     """
     if fault := folder_fault(directory):
         raise wrong(f"{directory}: {fault}.", "muon-offload checkpoints DIRECTORY")
+    if step_of(directory) is not None:
+        raise wrong(
+            f"{directory} is a checkpoint itself.",
+            f"muon-offload checkpoints {shlex.quote(str(directory.parent))}",
+        )
     try:
         found = list_checkpoints(directory)
     except OSError as error:
@@ -61,7 +68,8 @@ def _line(each: Found, *, verified: bool) -> str:
         return "  ".join(filter(None, [f"step {each.step:>8}", format_bytes(each.size), state, origin]))
     if verified and not each.fault:
         state = "complete, every byte compared"
-    sizes = " ".join(f"{name}{size}" for name, size in seal.layout.items() if size > 1) or "one rank"
+    sizes = " ".join(f"{name}{size}" for name, size in seal.layout.items() if size > 1)
+    ranks = f"{seal.world_size} ranks ({sizes})" if seal.world_size > 1 else "1 rank"
     holds = "" if seal.optimizer else ", weights only"
-    origin = f"{seal.world_size} ranks ({sizes}), engine {seal.engine}, chunk {seal.chunk_mb:g} MiB{holds}"
+    origin = f"{ranks}, engine {seal.engine}, chunk {seal.chunk_mb:g} MiB{holds}"
     return "  ".join([f"step {each.step:>8}", format_bytes(each.size), state, origin, seal.saved_at])

@@ -108,7 +108,7 @@ def _prepare(
 
 
 def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
-    from muon_offload_cli.cli.planning import headroom_bytes
+    from muon_offload_cli.cli.planning import checkpoints_to_come, headroom_bytes
     from muon_offload_cli.machine.drives import local_mounts
     from muon_offload_cli.machine.filesystem import inspect
     from muon_offload_cli.planner.fit import judge_fit
@@ -124,19 +124,10 @@ def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
         mounts=[inspect(Path(directory)) for directory in directories or ()],
         others=local_mounts(),
         headroom_bytes=headroom_bytes(),
-        checkpoints=_checkpoints(config),
+        checkpoints=checkpoints_to_come(config).more(config.checkpoint.keep),
         checkpoint_mount=None if saved is None else inspect(Path(saved).absolute()),
     )
     return judge_fit(plan, space, settings, planner.plan)
-
-
-def _checkpoints(config: Config) -> int:
-    """Return how many checkpoints there are at most: with `keep`, one more while the next is written."""
-    if not config.checkpoint.optimizer:
-        return 0
-    saved = max(1, config.train.steps // (config.checkpoint.interval or config.train.steps))
-    keep = config.checkpoint.keep
-    return saved if keep is None else min(saved, keep + 1)
 
 
 def _known_bandwidth(config: Config, judged: bool) -> Bandwidth | None:

@@ -84,6 +84,9 @@ def figures(
     ]
     if fit.needed_bytes:
         lines += [("directory", text) for text in _rooms(config, plan, fit)]
+    if fit.saved_on is not None and fit.saved_bytes:
+        free, needed = format_bytes(fit.saved_on.free_bytes), format_bytes(fit.saved_bytes)
+        lines.append(("checkpoints", f"{fit.saved_on.directory}: {free} free, {needed} needed"))
     lines.append(("a step waits", _wait(plan, bandwidth, cost)))
     return lines
 

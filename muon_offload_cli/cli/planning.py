@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Set
 from pathlib import Path
 
+from muon_offload_cli.checkpoints.listing import list_checkpoints
+from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.config.probing import has_compact_layout
 from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedFacts, check, refuses
 from muon_offload_cli.config.rules.directory import uses_directory
@@ -13,6 +16,7 @@ from muon_offload_cli.config.rules.settings import in_range
 from muon_offload_cli.config.rules.topology import topology_of
 from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.errors import Level, Problem, UserError
+from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.machine import memory
 from muon_offload_cli.machine.budget import host_budget
 from muon_offload_cli.machine.devices import gpu_count, gpu_memory_bytes
@@ -135,6 +139,22 @@ def layouts_here(
     return describe_layouts(layouts_for(config, written, there, planner_of), there)
 
 
+def checkpoints_to_come(config: Config) -> Coming:
+    """Return how many checkpoints with optimizer state a run saves, beside those that it goes on from."""
+    saving = config.checkpoint
+    if saving.directory is None or not saving.optimizer:
+        return Coming(saves=0)
+    begin = standing = 0
+    # What is wrong with it is told where a checkpoint is chosen.
+    with contextlib.suppress(UserError, OSError):
+        config, _ = settle_checkpoints(config, Path.cwd())
+        if not config.resume.weights_only:
+            begin = config.resume.step or 0
+            found = list_checkpoints(Path(str(config.checkpoint.directory)))
+            standing = sum(each.complete and each.seal is not None and each.step <= begin for each in found)
+    return Coming.of(steps=config.train.steps, interval=saving.interval, begin=begin, standing=standing)
+
+
 def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
     """Return what the rules need to know of the plan.
 
@@ -157,4 +177,5 @@ def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:
         if largest is None
         else ParameterFacts(name=largest.name, shape=largest.shape, state_bytes=largest.state_bytes),
         checkpoint_bytes=plan.checkpoint_bytes,
+        checkpoints=checkpoints_to_come(config),
     )

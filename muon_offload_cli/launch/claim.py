@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from muon_offload_cli.checkpoints.names import LOCK
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Level, Problem, UserError, does_not_fit, wrong
 
 KEY = "checkpoint.directory"
-LOCK = ".in_use"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 

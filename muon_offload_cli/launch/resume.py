@@ -37,10 +37,12 @@ def settle_checkpoints(config: Config, base: Path) -> tuple[Config, list[Problem
     saving = config.checkpoint.directory
     if saving is not None:
         config = replace(config, checkpoint=replace(config.checkpoint, directory=str(_usable(saving, base))))
-    source = config.resume.source
-    if source is None or source == "none":
+    source = "none" if config.resume.source is None else config.resume.source
+    if source == "none":
+        _demand_free(config, source, None)
         return replace(config, resume=replace(config.resume, source=None, step=None)), []
     directory, found, notes = _choose(config, source, base)
+    _demand_free(config, source, directory)
     if found is None:
         return replace(config, resume=replace(config.resume, source=None, step=None)), notes
     _demand_fit(config, found)
@@ -81,6 +83,12 @@ def _same_vocabulary(config: Config, found: Found) -> tuple[Config, list[Problem
 
 def _usable(directory: str, base: Path) -> Path:
     path = Path(os.path.normpath(base / Path(directory).expanduser()))
+    if step_of(path) is not None:
+        raise wrong(
+            f"checkpoint.directory={directory} is a checkpoint itself: its folder is meant.",
+            f"checkpoint.directory={path.parent}",
+            "checkpoint.directory",
+        )
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     if not nearest.is_dir():
         raise wrong(
@@ -93,6 +101,37 @@ def _usable(directory: str, base: Path) -> Path:
             "checkpoint.directory",
         )
     return path
+
+
+def _demand_free(config: Config, source: str, directory: Path | None) -> None:
+    """Refuse to save among checkpoints that the run does not go on from: it would replace and delete them.
+
+    Args:
+        config: With an absolute `checkpoint.directory`.
+        source: `resume.source`.
+        directory: What it goes on from; None: a new run.
+    """
+    if config.checkpoint.directory is None:
+        return
+    own = Path(config.checkpoint.directory)
+    if directory is not None and directory.resolve() == own.resolve():
+        return
+    # What an interrupted first save left is in nobody's way.
+    standing = [each for each in _list(own, source) if not each.growing]
+    if not standing:
+        return
+    fix = "checkpoint.directory=/another/folder"
+    if newest(standing) is not None:
+        weights = " resume.weights_only=false" if config.resume.weights_only else ""
+        fix = f"resume=auto{weights}; or {fix}"
+    does = "starts anew" if directory is None else "goes on from others"
+    raise wrong(
+        f"checkpoint.directory={own} holds checkpoints (the last of step {standing[-1].step}), and a run "
+        f"with resume={source} {does}: it would replace and delete them.",
+        fix,
+        _KEY,
+        "checkpoint.directory",
+    )
 
 
 def _choose(config: Config, source: str, base: Path) -> tuple[Path, Found | None, list[Problem]]:
@@ -158,7 +197,7 @@ def _newest(directory: Path, source: str, found: list[Found]) -> tuple[Found | N
         told = "; ".join(f"step {each.step}: {each.fault}" for each in standing)
         raise wrong(
             f"resume={source}: no checkpoint in {directory} is complete ({told}).",
-            "resume=none with another checkpoint.directory, or repair one of them",
+            "checkpoint.directory=/another/folder" if source == "auto" else "resume=/path/to/checkpoints",
             _KEY,
         )
     notes = [
@@ -181,9 +220,12 @@ def _exactly(directory: Path, step: int, source: str) -> Found:
         if found
         else (f"there is no step {step} in {directory}")
     )
-    there = [each.step for each in _list(directory, source) if each.complete]
+    standing = [each for each in _list(directory, source) if not each.growing]
+    there = [each.step for each in standing if each.complete]
     listed = f" Complete steps: {', '.join(map(str, there))}." if there else " None is complete."
-    fix = override("resume", directory if "/" in source else str(there[-1])) if there else "resume=none"
+    fix = "checkpoint.directory=/another/folder resume=none" if standing else "resume=none"
+    if there:
+        fix = override("resume", directory if "/" in source else str(there[-1]))
     raise wrong(f"resume={source}: {fault}.{listed}", fix, _KEY)
 
 
@@ -206,7 +248,8 @@ def _demand_fit(config: Config, found: Found) -> None:
     if found.step >= config.train.steps:
         problems.append(
             Problem(
-                what=f"step {found.step} in {found.folder.parent} is the end of "
+                what=f"step {found.step} in {found.folder.parent} is "
+                f"{'the end of' if found.step == config.train.steps else 'beyond'} "
                 f"train.steps={config.train.steps}: nothing is left to train.",
                 fix=f"train.steps={found.step + config.train.steps}",
                 keys=("train.steps", _KEY),

@@ -9,6 +9,7 @@ are written by a `PieceWriter`. On the way back files are read by a `PieceReader
 from __future__ import annotations
 
 import io
+import pickle
 import queue
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,10 @@ from typing import Any
 
 import torch
 
+from muon_offload_cli.checkpoints.listing import content_fault, list_checkpoints, newest
+from muon_offload_cli.checkpoints.names import TENSORS, step_of
 from muon_offload_cli.checkpoints.seal import FileSeal, Seal
-from muon_offload_cli.errors import Problem, UserError
+from muon_offload_cli.errors import UserError, wrong
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.storage.piece_reader import DamagedFile, FileRange, PieceReader
 from muon_offload_cli.storage.piece_writer import PieceWriter
@@ -29,6 +32,17 @@ from muon_offload_cli.units import MIB
 
 AHEAD_BYTES = 512 * MIB
 """The largest tensor that is copied or read while another one is under way: host memory holds both."""
+
+_NO_TENSOR = (
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+)
+"""What torch raises over bytes that are no archive of a tensor."""
 
 
 class Outgoing:
@@ -135,12 +149,20 @@ class Incoming:
 
     def __init__(self, folder: Path, seal: Seal | None, sources: Sources) -> None:
         self._folder = folder
+        self._seal = seal
         self._files = seal.files if seal else {}
         self._sources = sources
 
     def replace_in(self, stack: Substitutions) -> None:
-        """Read through this object until `stack` is closed."""
+        """Read through this object until `stack` is closed.
+
+        Raises:
+            UserError: A file that Megatron reads itself is not what was sealed.
+        """
         from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+        if self._seal is not None and (fault := content_fault(self._folder, self._seal, but=TENSORS)):
+            raise damaged(self._folder, f"{self._folder}/{fault}")
 
         def read_data(reader: Any, plan: Any, planner: Any) -> Any:
             try:
@@ -148,7 +170,7 @@ class Incoming:
                     self._read(reader, plan, planner, placing)
                     placing.finish()
             except DamagedFile as error:
-                raise damaged(error.path, error.how) from error
+                raise damaged(self._folder, str(error)) from error
             done: torch.futures.Future[None] = torch.futures.Future()
             done.set_result(None)
             return done
@@ -173,14 +195,22 @@ class Incoming:
                         self._folder / name, seal.pieces if seal else None, self._sources
                     )
                     stack.callback(files[name].close)
+                part = FileRange(files[name], place.offset, place.length)
                 stream = reader.transforms.transform_load_stream(
-                    item,
-                    place.transform_descriptors or (),
-                    FileRange(files[name], place.offset, place.length),
+                    item, place.transform_descriptors or (), part
                 )
-                if item.type == LoadItemType.BYTE_IO:
-                    return io.BytesIO(stream.read())
-                return torch.load(stream, map_location="cpu", weights_only=True)
+                try:
+                    if item.type == LoadItemType.BYTE_IO:
+                        return io.BytesIO(stream.read())
+                    return torch.load(stream, map_location="cpu", weights_only=True)
+                except _NO_TENSOR as error:
+                    if name in self._files:
+                        raise
+                    raise DamagedFile(files[name].path, f"holds no tensor at byte {place.offset}") from error
+                finally:
+                    # torch reads archives in C++, and tells of what a file raised there something of its own.
+                    if part.fault is not None:
+                        raise part.fault
 
             coming: list[Any] = []
             for index, item in enumerate(items):
@@ -218,14 +248,14 @@ def _narrowed(tensor: torch.Tensor, item: Any) -> torch.Tensor:
     return narrowed
 
 
-def damaged(path: Path, how: str) -> UserError:
-    """Return the error of a checkpoint file that is not what was saved."""
-    return UserError(
-        problems=[
-            Problem(
-                what=f"the checkpoint file {path} {how}.",
-                fix="resume=STEP of an earlier one (muon-offload checkpoints DIRECTORY --verify lists them)",
-                keys=("resume.source",),
-            )
-        ]
-    )
+def damaged(folder: Path, told: str) -> UserError:
+    """Return the error of a checkpoint that is not what was saved.
+
+    Args:
+        folder: The checkpoint.
+        told: The path of its file, and what is wrong with it.
+    """
+    step = step_of(folder) or 0
+    earlier = newest([each for each in list_checkpoints(folder.parent) if each.step < step])
+    fix = f"resume={earlier.folder}" if earlier else "resume=/path/of/another/checkpoint"
+    return wrong(f"the checkpoint file {told}.", fix, "resume.source")

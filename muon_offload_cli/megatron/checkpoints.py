@@ -271,7 +271,9 @@ def _cannot_save(directory: Path, error: OSError | None, reason: str) -> UserErr
     except OSError:
         earlier = False
     if error is None or error.errno in _FULL:
-        fix = f"free space there or set {'checkpoint.keep, then resume=auto' if earlier else KEY}"
+        fix = f"{KEY}=/on/a/larger/drive"
+        if earlier:
+            fix += f" resume={directory}; or free space there, then resume=auto checkpoint.keep=1"
     else:
         fix = f"{KEY}=/path/you/can/write" + (f" resume={directory}" if earlier else "")
     left = "Earlier checkpoints are whole." if earlier else "There is no earlier checkpoint."

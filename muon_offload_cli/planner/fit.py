@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muon_offload_cli.config.rules.chunks import ON_GPUS
 from muon_offload_cli.config.rules.directory import KEY
 from muon_offload_cli.errors import Problem
+from muon_offload_cli.machine.filesystem import Mount
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.plan import RunPlan
 from muon_offload_cli.planner.space import NodeSpace, Room
@@ -24,6 +25,9 @@ class Fit:
         checkpoint_bytes: What this machine's part of the checkpoints takes on the same filesystems.
         free_bytes: What is free there; None if no directory is used or nothing is known of it.
         rooms: The filesystems, each once.
+        saved_on: The filesystem of the checkpoints if no offload directory is on it; None: it is, or none is
+            known.
+        saved_bytes: What they take there.
         host_needed_bytes: Host memory for state and staging.
         headroom_bytes: Host memory that there is; None: not known.
         problems: Why it does not fit, each with what would make it fit; empty if it fits.
@@ -33,6 +37,8 @@ class Fit:
     checkpoint_bytes: int
     free_bytes: int | None
     rooms: tuple[Room, ...]
+    saved_on: Mount | None
+    saved_bytes: int
     host_needed_bytes: int
     headroom_bytes: int | None
     problems: tuple[Problem, ...]
@@ -64,13 +70,17 @@ def judge_fit(
     """
     node = plan.heaviest_node
     rooms = space.rooms(plan)
+    saved_on, saved_bytes = space.checkpoint_mount, space.checkpoint_bytes(plan)
+    if saved_on is not None and saved_on.device in {each.device for each in space.mounts}:
+        saved_on = None
     host = plan.host_bytes
     problems = [
         _no_room(plan, room, ways_to_fit(plan, space, room, settings, replan))
         for room in rooms
         if room.state_bytes(plan) > room.state_room
     ]
-    problems += _no_room_for_checkpoints(plan, space)
+    if saved_on is not None and saved_bytes > saved_on.free_bytes:
+        problems.append(_no_room_for_checkpoints(saved_on, saved_bytes))
     if space.headroom_bytes is not None and host > space.headroom_bytes:
         problems.append(_no_memory(plan, space.headroom_bytes, host, settings))
     return Fit(
@@ -78,6 +88,8 @@ def judge_fit(
         checkpoint_bytes=sum(room.checkpoint_bytes for room in rooms),
         free_bytes=sum(room.mount.free_bytes for room in rooms) if rooms else None,
         rooms=rooms,
+        saved_on=saved_on,
+        saved_bytes=saved_bytes,
         host_needed_bytes=host,
         headroom_bytes=space.headroom_bytes,
         problems=tuple(problems),
@@ -98,13 +110,9 @@ def _no_room(plan: RunPlan, room: Room, ways: Iterable[str]) -> Problem:
     )
 
 
-def _no_room_for_checkpoints(plan: RunPlan, space: NodeSpace) -> Iterator[Problem]:
-    """Judge the filesystem of the checkpoints where no offload directory is on it."""
-    mount, needed = space.checkpoint_mount, space.checkpoint_bytes(plan)
-    if mount is None or needed <= mount.free_bytes or mount.device in {each.device for each in space.mounts}:
-        return
+def _no_room_for_checkpoints(mount: Mount, needed: int) -> Problem:
     key, short = "checkpoint.directory", format_bytes(needed - mount.free_bytes)
-    yield Problem(
+    return Problem(
         what=f"checkpoints need {format_bytes(needed)} on {mount.mount_point} ({mount.kind}), which has "
         f"{format_bytes(mount.free_bytes)} free ({key}={mount.directory}).",
         fix=f"free {short} on {mount.mount_point}, or set {key} to a larger filesystem",

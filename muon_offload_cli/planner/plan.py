@@ -22,6 +22,7 @@ from muon_offload_cli.planner.rank import (
 )
 from muon_offload_cli.planner.settings import offload_settings
 from muon_offload_cli.planner.tensors import Layers, Optimizer, TensorInfo
+from muon_offload_cli.units import KIB
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=weight)\d+$")
 
@@ -93,6 +94,11 @@ class LargeParameter:
     state_bytes: int
 
 
+ARCHIVE_BYTES = 12 * KIB
+"""Rounded up, of each parameter's part in a checkpoint: archives of torch, 1.7 KiB a tensor, its place in the
+metadata, and its hashes in the seal."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
     """What a run will put where.
@@ -108,7 +114,8 @@ class RunPlan:
         nodes: One total a machine.
         largest: The largest parameter that Muon steps; None if there is none.
         oversized: Parameters whose state is larger than a chunk, which get a chunk of their own.
-        checkpoint_bytes: One checkpoint with optimizer state: weights, masters, momenta, Adam's moments.
+        checkpoint_bytes: One checkpoint with optimizer state: weights, masters, momenta, Adam's moments, and
+            what holds them together.
     """
 
     engine: str
@@ -187,7 +194,8 @@ class Planner:
             oversized=tuple(self._largest(settings.chunk_bytes)) if settings.chunk_bytes else (),
             checkpoint_bytes=total * WEIGHT_BYTES
             + muon * self._item_bytes
-            + (total - muon) * ADAM_STATE_BYTES,
+            + (total - muon) * ADAM_STATE_BYTES
+            + ARCHIVE_BYTES * sum(tensor.parts for tensors in inventory.stages for tensor in tensors),
         )
 
     def of_rank(self, rank: int) -> tuple[tuple[TensorInfo, ...], Share]:

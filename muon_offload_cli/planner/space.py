@@ -67,7 +67,7 @@ class NodeSpace:
             known of them.
         others: Other filesystems of the machine that this user may write to.
         headroom_bytes: Host memory that the job could still take; None: not known.
-        checkpoints: Checkpoints that this run will leave.
+        checkpoints: Checkpoints that come to stand at once, beside those that are there.
         checkpoint_mount: Filesystem that they go to; None: not known.
     """
 

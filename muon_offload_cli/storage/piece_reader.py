@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import io
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +17,7 @@ import xxhash
 from muon_offload_cli.storage.buffer import copy_bytes
 from muon_offload_cli.storage.extent import ALIGNMENT
 from muon_offload_cli.storage.sources import Sources
+from muon_offload_cli.storage.store import describe_errno
 from muon_offload_cli.units import PIECE_BYTES, round_up
 
 KEPT_BYTES = 64 * 1024
@@ -24,16 +26,10 @@ KEPT = 8
 
 
 class DamagedFile(Exception):  # noqa: N818
-    """A file is not what was saved.
-
-    Attributes:
-        path: The file.
-        how: What is wrong with it, as the end of a sentence about it.
-    """
+    """A file is not what was saved; `how` ends a sentence about it."""
 
     def __init__(self, path: Path, how: str) -> None:
         super().__init__(f"{path} {how}")
-        self.path, self.how = path, how
 
 
 class PieceReader:
@@ -43,12 +39,16 @@ class PieceReader:
         path: The file.
         pieces: Length and hash of every piece in order; None: not known, nothing is compared.
         sources: Threads and buffers.
+
+    Raises:
+        DamagedFile: The file cannot be opened.
     """
 
     def __init__(self, path: Path, pieces: Sequence[tuple[int, str]] | None, sources: Sources) -> None:
         self.path = path
         self._sources = sources
-        self._fd = _open(path)
+        with _told(path):
+            self._fd = _open(path)
         self._size = os.fstat(self._fd).st_size
         if pieces is None:
             starts = range(0, self._size, PIECE_BYTES)
@@ -61,8 +61,8 @@ class PieceReader:
         """Fill `target` from byte `start` on.
 
         Raises:
-            DamagedFile: The file is too short, or a piece is not what was saved; `target` holds anything.
-            OSError: It cannot be read.
+            DamagedFile: The file is too short, cannot be read, or a piece is not what was saved; `target`
+                holds anything.
         """
         end = start + target.nbytes
         if end > self._size or (self._ends and end > self._ends[-1]):
@@ -102,7 +102,8 @@ class PieceReader:
         """Read from an aligned place until `end` is there; the last page may reach beyond the file."""
         wanted, done = round_up(end, ALIGNMENT) - start, 0
         while start + done < end:
-            count = os.preadv(self._fd, [memory[done:wanted]], start + done)
+            with _told(self.path):
+                count = os.preadv(self._fd, [memory[done:wanted]], start + done)
             if count == 0:
                 raise DamagedFile(self.path, f"ends at byte {start + done} while it is read")
             done += count
@@ -116,12 +117,17 @@ class PieceReader:
 
 
 class FileRange(io.RawIOBase):
-    """A range of a `PieceReader`'s file, as a file of its own."""
+    """A range of a `PieceReader`'s file, as a file of its own.
+
+    Attributes:
+        fault: What a read of it met. A reader in C++ may raise something else in its place.
+    """
 
     def __init__(self, reader: PieceReader, start: int, length: int) -> None:
         super().__init__()
         self._reader, self._start, self._length = reader, start, length
         self._position = 0
+        self.fault: DamagedFile | None = None
 
     def readable(self) -> bool:
         """Return True."""
@@ -146,9 +152,21 @@ class FileRange(io.RawIOBase):
         view = memoryview(target).cast("B")
         count = max(0, min(view.nbytes, self._length - self._position))
         if count:
-            self._reader.read_into(view[:count], self._start + self._position)
+            try:
+                self._reader.read_into(view[:count], self._start + self._position)
+            except DamagedFile as fault:
+                self.fault = fault
+                raise
         self._position += count
         return count
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DamagedFile(path, f"cannot be read: {describe_errno(error)}") from error
 
 
 def _open(path: Path) -> int:

@@ -81,7 +81,7 @@ def test_any_flipped_bit_is_found_by_reading(
         (b"9" * 5000, "its text is no JSON"),
         (b"[]", "not say all that a seal says"),
         (b'{"format": 1}', "not say all that a seal says"),
-        (b'{"format": 99}', "it has format 99, this version reads up to 1"),
+        (b'{"format": 99}', "it has format 99, this version reads up to 2"),
     ],
 )
 def test_an_unreadable_seal_is_a_fault_in_our_words(tmp_path: Path, text: bytes, told: str) -> None:
@@ -90,6 +90,28 @@ def test_an_unreadable_seal_is_a_fault_in_our_words(tmp_path: Path, text: bytes,
     (found,) = list_checkpoints(tmp_path)
     assert found.fault.startswith(f"{SEAL}: it ")
     assert found.fault.endswith(told)
+
+
+@given(position=st.integers(0, 10**6), byte=st.integers(0, 255))
+def test_any_other_byte_in_a_seal_is_a_fault(
+    tmp_path_factory: pytest.TempPathFactory, position: int, byte: int
+) -> None:
+    folder = forged.save(tmp_path_factory.mktemp("seal"), 4)
+    data = bytearray((folder / SEAL).read_bytes())
+    position %= len(data)
+    data[position] ^= byte
+    (folder / SEAL).write_bytes(data)
+    (found,) = list_checkpoints(folder.parent)
+    assert found.complete == (byte == 0)
+
+
+def test_a_seal_of_format_1_has_no_sum(tmp_path: Path) -> None:
+    folder = forged.save(tmp_path, 4)
+    data = json.loads((folder / SEAL).read_text()) | {"format": 1}
+    del data["sum"]
+    (folder / SEAL).write_text(json.dumps(data))
+    (found,) = list_checkpoints(tmp_path)
+    assert found.complete
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "metadata.json/x"])
@@ -138,6 +160,31 @@ def test_an_interrupted_save_is_told(tmp_path: Path) -> None:
         (4, ""),
         (6, "its save was interrupted"),
     ]
+
+
+def test_what_stands_in_a_checkpoints_place_and_is_no_folder_is_told(tmp_path: Path) -> None:
+    forged.save(tmp_path, 4)
+    step_folder(tmp_path, 6).touch()
+    step_folder(tmp_path, 8).symlink_to(tmp_path / "gone")
+    assert [(each.step, each.fault) for each in list_checkpoints(tmp_path)] == [
+        (4, ""),
+        (6, "it is no folder"),
+        (8, "it is a link that leads to no folder"),
+    ]
+    # A run that comes to these steps puts its own there.
+    for step in (6, 8):
+        forged.save(tmp_path, step)
+    assert [each.fault for each in list_checkpoints(tmp_path)] == ["", "", ""]
+
+
+def test_an_interrupted_save_counts_with_what_it_wrote(tmp_path: Path) -> None:
+    growing = step_folder(tmp_path / SAVING, 6)
+    growing.mkdir(parents=True)
+    with (growing / "__0_0.distcp").open("wb") as file:
+        file.write(bytes(4096))
+        file.truncate(2**30)
+    (found,) = list_checkpoints(tmp_path)
+    assert 4096 <= found.size < 2**20
 
 
 def test_a_directory_that_does_not_exist_holds_nothing(tmp_path: Path) -> None:

@@ -29,6 +29,16 @@ def test_each_checkpoint_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "weights only" in third
 
 
+def test_one_rank_and_a_checkpoint_in_its_folders_place_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = forged.save(tmp_path, 4, world_size=1, layout={"tp": 1, "dp": 1})
+    assert run(["checkpoints", str(tmp_path)]) == 0
+    assert "  1 rank, engine disk" in capsys.readouterr().out
+    assert run(["checkpoints", str(folder)]) == 2
+    assert f"fix: muon-offload checkpoints {tmp_path}" in capsys.readouterr().err
+
+
 def test_verify_reads_through_names_the_file_and_exits_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +94,7 @@ def test_a_place_without_any_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("resume=7 checkpoint.directory={}/whole", "Complete steps: 4."),
         ("resume={}/damaged", ".metadata is missing"),
         ("checkpoint.directory={}/file", "is a file"),
+        ("resume=none checkpoint.directory={}/whole", "holds checkpoints (the last of step 4)"),
     ],
 )
 def test_what_a_run_would_go_on_from_is_judged_before_it_starts(

@@ -19,7 +19,8 @@ from muon_offload_cli.cli.exact import compare_rank
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.machine import filesystem
 from muon_offload_cli.machine.drives import recall
-from muon_offload_cli.units import MIB
+from muon_offload_cli.units import MIB, format_bytes
+from tests.checkpoints import forged
 from tests.fakes.drive import directory_on_a_drive
 from tests.fakes.fake_torchrun import HANG_S
 from tests.planner.plans import config, planner
@@ -134,8 +135,24 @@ def test_a_drive_without_room_for_checkpoints_is_told_whatever_the_engine(
     saved = f"checkpoint.directory={tmp_path / 'saved'}"
     assert main.run([command, RECIPE, f"offload.engine={engine}", saved]) == 3
     told = capsys.readouterr().err
-    assert "71.11 MiB" in told
+    assert format_bytes(planner("tiny").plan().checkpoint_bytes) in told
     assert saved in told
+
+
+def test_room_is_asked_for_the_checkpoints_that_stand_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [RECIPE, "offload.engine=host", f"checkpoint.directory={tmp_path}", "train.steps=5"]
+    one = planner("tiny").plan().checkpoint_bytes
+    more = {"": 1, "checkpoint.interval=2": 3, "checkpoint.interval=1 checkpoint.keep=1": 2}
+    for given, count in more.items():
+        assert main.run(["disk-plan", *words, *given.split()]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("checkpoints "))
+        assert line.endswith(f" {format_bytes(count * one)} needed")
+    forged.save(tmp_path, 2)
+    # The one that it goes on from has its room.
+    assert main.run(["disk-plan", *words, "checkpoint.interval=1", "checkpoint.keep=1", "resume=auto"]) == 0
+    assert f" {format_bytes(one)} needed" in capsys.readouterr().out
 
 
 def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,14 +11,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from muon_offload_cli.checkpoints.listing import content_fault, has_optimizer, list_checkpoints
-from muon_offload_cli.checkpoints.names import SAVING, SEAL, step_folder
+from muon_offload_cli.checkpoints.names import SAVING, step_folder
+from muon_offload_cli.checkpoints.seal import Seal
 from muon_offload_cli.records import RankReport
 from tests.end_to_end import runs
 from tests.end_to_end.conftest import Saved
@@ -218,9 +219,11 @@ def test_another_model_is_refused_by_the_names_of_its_tensors(
     single: Saved, tmp_path: Path, directory: Path
 ) -> None:
     saved = copy_of(single, tmp_path)
-    seal = saved / "iter_0000006" / SEAL
+    folder = saved / "iter_0000006"
+    seal = Seal.read(folder)
+    assert seal is not None
     # As if sealed before seals told the model: then only its tensors do.
-    seal.write_text(json.dumps(json.loads(seal.read_text()) | {"model": {}}))
+    replace(seal, model={}).write(folder)
     run = runs.train(
         tmp_path / "run",
         *ONE,

@@ -13,9 +13,10 @@ import psutil
 import pytest
 from fake_torchrun import wait_until
 
+from muon_offload_cli.checkpoints.names import LOCK
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.launch.claim import LOCK, sole_saver
+from muon_offload_cli.launch.claim import sole_saver
 
 
 def saving(folder: Path | None, node_rank: int = 0) -> Config:
@@ -41,6 +42,7 @@ def test_a_second_run_is_refused_with_the_first_ones_name_until_it_has_ended(tmp
 
 HOLD = """
 import os, subprocess, sys
+from muon_offload_cli.checkpoints.names import LOCK
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.launch.claim import sole_saver
 config = Config(recipe="tiny")

@@ -32,11 +32,46 @@ def refused(tmp_path: Path, *words: str) -> Problem:
     return problem
 
 
-@pytest.mark.parametrize("words", [(), ("resume=none",), ("resume=null",)])
+NEW = [(), ("resume=none",), ("resume=null",)]
+
+
+@pytest.mark.parametrize("words", NEW)
 def test_a_run_starts_anew_unless_it_is_told_otherwise(tmp_path: Path, words: tuple[str, ...]) -> None:
-    forged.save(tmp_path / "c", 4)
+    forged.write_files(step_folder(tmp_path / "c" / SAVING, 8))
     config, notes = settle(tmp_path, *words)
     assert (chosen(config), notes) == ((None, None), [])
+
+
+@pytest.mark.parametrize("words", NEW)
+def test_a_new_run_is_not_saved_among_anothers_checkpoints(tmp_path: Path, words: tuple[str, ...]) -> None:
+    forged.save(tmp_path / "c", 4)
+    problem = refused(tmp_path, *words)
+    assert f"checkpoint.directory={tmp_path / 'c'} holds checkpoints (the last of step 4)" in problem.what
+    assert "a run with resume=none starts anew" in problem.what
+    assert problem.fix == "resume=auto; or checkpoint.directory=/another/folder"
+    assert chosen(settle(tmp_path, *words, "checkpoint.directory=null")[0]) == (None, None)
+    (step_folder(tmp_path / "c", 4) / ".metadata").unlink()
+    assert refused(tmp_path, *words).fix == "checkpoint.directory=/another/folder"
+
+
+def test_a_run_that_goes_on_from_elsewhere_is_not_saved_among_anothers_checkpoints(tmp_path: Path) -> None:
+    for name in ("c", "other"):
+        forged.save(tmp_path / name, 4)
+    problem = refused(tmp_path, "resume=other")
+    assert "a run with resume=other goes on from others" in problem.what
+    assert problem.fix.startswith("resume=auto; or ")
+    problem = refused(tmp_path, "resume=other", "resume.weights_only=true")
+    assert problem.fix.startswith("resume=auto resume.weights_only=false; or ")
+    # The same folder by another name.
+    (tmp_path / "link").symlink_to(tmp_path / "c")
+    assert chosen(settle(tmp_path, "resume=link")[0]) == (str(tmp_path / "link"), 4)
+
+
+def test_a_checkpoint_is_no_place_for_checkpoints(tmp_path: Path) -> None:
+    forged.save(tmp_path / "c", 4)
+    problem = refused(tmp_path, f"checkpoint.directory={tmp_path}/c/iter_0000004", "resume=auto")
+    assert "is a checkpoint itself" in problem.what
+    assert problem.fix == f"checkpoint.directory={tmp_path}/c"
 
 
 def test_auto_takes_the_newest(tmp_path: Path) -> None:
@@ -147,8 +182,9 @@ def test_another_model_is_refused_by_its_keys(tmp_path: Path) -> None:
 def test_a_finished_run_has_nothing_left(tmp_path: Path) -> None:
     forged.save(tmp_path / "c", 100)
     problem = refused(tmp_path, "resume=auto")
-    assert "nothing is left to train" in problem.what
+    assert "is the end of train.steps=100: nothing is left to train" in problem.what
     assert problem.fix == "train.steps=200"
+    assert "is beyond train.steps=50: " in refused(tmp_path, "resume=auto", "train.steps=50").what
 
 
 def test_the_vocabulary_stays_padded_as_it_was_saved(tmp_path: Path) -> None:

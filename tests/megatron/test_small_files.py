@@ -40,9 +40,9 @@ def test_a_file_and_a_folder_that_cannot_be_made_are_named(tmp_path: Path) -> No
             errno.ENOSPC,
             True,
             "Earlier checkpoints are whole.",
-            "free space there or set checkpoint.keep, then ",
+            "checkpoint.directory=/on/a/larger/drive resume=/",
         ),
-        (errno.EDQUOT, False, "There is no earlier checkpoint.", "free space there or set checkpoint.dir"),
+        (errno.EDQUOT, False, "There is no earlier checkpoint.", "checkpoint.directory=/on/a/larger/drive"),
         (errno.ENOENT, False, "There is no earlier checkpoint.", "checkpoint.directory=/path/you/can/write"),
         (errno.EACCES, False, "There is no earlier checkpoint.", "checkpoint.directory=/path/you/can/write"),
         (

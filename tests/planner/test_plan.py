@@ -13,6 +13,7 @@ from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.planner.distribution import ranks_by_place
 from muon_offload_cli.planner.tensors import Layers, Optimizer
 from muon_offload_cli.topology import Topology
+from muon_offload_cli.units import MIB
 from tests.fakes.fake_torchrun import HANG_S
 from tests.planner.plans import planner
 
@@ -63,7 +64,9 @@ def test_large_parameters_are_named_once_with_their_number() -> None:
 
 def test_a_checkpoint_has_weights_and_all_optimizer_state() -> None:
     plan = planner("tiny").plan()
-    assert plan.checkpoint_bytes == plan.muon_parameters * 10 + plan.adam_parameters * 14
+    tensors = plan.muon_parameters * 10 + plan.adam_parameters * 14
+    # What a save of this recipe took.
+    assert tensors < 72.55 * MIB < plan.checkpoint_bytes < 1.03 * tensors
 
 
 def test_ranks_are_numbered_as_megatron_numbers_them() -> None:

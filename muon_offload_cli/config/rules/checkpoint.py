@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.directory import FOLDERS, PSEUDO_KINDS
@@ -87,20 +88,31 @@ def unserved_flags(config: Config, written: Set[str], facts: MachineFacts) -> It
 
 @rule(
     name="checkpoint-space",
-    reason="A drive that has no room for one checkpoint is told before step 1, not at the first save.",
+    reason="A drive that has no room for the checkpoints is told before step 1, not at a save.",
     machine=True,
 )
 def space(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Refuse a filesystem with less room than one checkpoint with optimizer state takes."""
-    key = "checkpoint.directory"
-    known, needed = facts.folders.get(key), facts.planned.checkpoint_bytes
-    if known is None or needed is None or known.free_bytes is None or not config.checkpoint.optimizer:
+    """Refuse a filesystem with less room than the checkpoints that stand at once take, state beside them."""
+    key, planned = "checkpoint.directory", facts.planned
+    known, one = facts.folders.get(key), planned.checkpoint_bytes
+    if known is None or one is None or known.free_bytes is None or not config.checkpoint.optimizer:
         return
-    if known.kind not in PSEUDO_KINDS and known.free_bytes < needed:
+    if not known.is_network:
+        one = math.ceil(one / config.launcher.nodes)
+    state = sum(
+        nbytes
+        for directory, nbytes in zip(facts.directories, planned.directory_bytes, strict=False)
+        if directory.device == known.device
+    )
+    room, more = max(0, known.free_bytes - state), planned.checkpoints.more(config.checkpoint.keep)
+    if known.kind not in PSEUDO_KINDS and room < one * more:
+        stand = "one checkpoint takes" if more == 1 else f"{more} checkpoints that stand at once take"
+        beside = f" and needs {format_bytes(state)} of it for state" if state else ""
+        keep = planned.checkpoints.keep_within(room // one)
         yield Problem(
-            what=f"one checkpoint takes {format_bytes(needed)}, and {key}={known.path} is on "
-            f"{known.mount_point} ({known.kind}), which has {format_bytes(known.free_bytes)} free.",
-            fix=FOLDERS[key],
+            what=f"{stand} {format_bytes(one * more)}, and {key}={known.path} is on "
+            f"{known.mount_point} ({known.kind}), which has {format_bytes(known.free_bytes)} free{beside}.",
+            fix=f"checkpoint.keep={keep}" if keep else FOLDERS[key],
             keys=(key,),
             exit_code=3,
         )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.machine.limits import NO_LIMITS, ProcessLimits
 
@@ -111,6 +112,7 @@ class PlannedFacts:
         device_bytes: Bytes that they have on their devices, activations not counted.
         largest_parameter: The largest matrix that Muon steps.
         checkpoint_bytes: Bytes of one checkpoint with optimizer state, on all nodes; None: not known.
+        checkpoints: How many of them the run saves.
     """
 
     directory_bytes: tuple[int, ...] = ()
@@ -119,6 +121,7 @@ class PlannedFacts:
     device_bytes: int = 0
     largest_parameter: ParameterFacts | None = None
     checkpoint_bytes: int | None = None
+    checkpoints: Coming = field(default_factory=Coming)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from tests.config.rule_cases.case import Case, in_folders
+from dataclasses import replace
+
+from muon_offload_cli.checkpoints.room import Coming
+from muon_offload_cli.config.rules import MachineFacts, PlannedFacts
+from tests.config.rule_cases.case import Case, in_folders, on_disk
+
+KEEP_1 = "checkpoint.keep=1 checkpoint.directory=/c"
+
+
+def _saving(free_bytes: int, saves: int, standing: int = 0) -> MachineFacts:
+    coming = Coming(saves=saves, standing=standing)
+    planned = PlannedFacts(checkpoint_bytes=1000, checkpoints=coming)
+    return replace(in_folders(free_bytes=free_bytes), planned=planned)
+
+
+def _beside_state(free_bytes: int) -> MachineFacts:
+    facts = on_disk(device=0, free_bytes=free_bytes)
+    planned = replace(facts.planned, checkpoint_bytes=1000)
+    return replace(facts, folders=in_folders(free_bytes=free_bytes, device=0).folders, planned=planned)
+
 
 CASES = [
     Case(
@@ -31,4 +50,9 @@ CASES = [
     ),
     Case("weights-only", "resume.weights_only=true resume=/c checkpoint.directory=/c"),
     Case("checkpoint-space", "", "", in_folders(free_bytes=999), in_folders(free_bytes=1000)),
+    Case("checkpoint-space", "", "", _saving(4999, saves=5), _saving(5000, saves=5)),
+    Case("checkpoint-space", KEEP_1, KEEP_1, _saving(1999, saves=5), _saving(2000, saves=5)),
+    # The one that the run goes on from has its room.
+    Case("checkpoint-space", KEEP_1, KEEP_1, _saving(999, 5, standing=1), _saving(1000, 5, standing=1)),
+    Case("checkpoint-space", "", "", _beside_state(1999), _beside_state(2000)),
 ]
