@@ -155,7 +155,12 @@ class RankReport:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a report; unknown keys are ignored."""
-        return cls(**_known(cls, json.loads(path.read_text())))
+        return cls.from_json(path.read_text())
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read the text of a report."""
+        return cls(**_known(cls, json.loads(text)))
 
 
 def _known(cls: type, data: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A deadline would time the machine, and fail a test because another one is at work.
-settings.register_profile("no deadline", deadline=None)
+# A deadline would time the machine, and fail a test because another one is at work; so would this check.
+settings.register_profile("no deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no deadline")
 
 # Workers of xdist have it, as many a shell does: what goes into pipes would be cut to a terminal's width.

@@ -96,16 +96,15 @@ def _prepare(
     Returns:
         Config, planner, remarks of the rules, and whether this machine is the one that is judged.
     """
-    from muon_offload_cli.cli.planning import layers_of
+    from muon_offload_cli.cli.planning import planner_of
     from muon_offload_cli.cli.prepare import judge
     from muon_offload_cli.config.gathering import resolve_directory
-    from muon_offload_cli.planner.plan import Planner
 
     # Room on the drive is judged below, with the plan.
     judged = judge(words, directories, here=here, room=False)
     judged.refuse()
     config = resolve_directory(judged.config)
-    return config, Planner(config, layers_of(config)), list(judged.problems), judged.here
+    return config, planner_of(config), list(judged.problems), judged.here
 
 
 def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:

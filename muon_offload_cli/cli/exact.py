@@ -70,7 +70,7 @@ def compare_with_megatron(config: Config, planner: Planner, ranks: str | None) -
     built_from = Layers.TRANSFORMER_ENGINE if answer.get("transformer_engine") else Layers.LOCAL
     if built_from is not planner.layers:
         # Megatron's own layers stand in where Transformer Engine cannot be built without a GPU.
-        planner = Planner(config, built_from)
+        planner = Planner(config, built_from, compact=planner.compact)
     found: list[str] = []
     tensors = 0
     for rank in chosen:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Set
 from pathlib import Path
 
+from muon_offload_cli.config.probing import has_compact_layout
 from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedFacts, check, refuses
 from muon_offload_cli.config.rules.directory import uses_directory
 from muon_offload_cli.config.rules.settings import in_range
@@ -31,6 +32,11 @@ def layers_of(config: Config) -> Layers:
     if on_gpu and not local and importlib.util.find_spec("transformer_engine") is not None:
         return Layers.TRANSFORMER_ENGINE
     return Layers.LOCAL
+
+
+def planner_of(config: Config) -> Planner:
+    """Return the planner of a run under the Megatron that it would use."""
+    return Planner(config, layers_of(config), compact=has_compact_layout(config.megatron.path))
 
 
 def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
@@ -102,7 +108,7 @@ def plan_of(config: Config, written: Set[str]) -> RunPlan | None:
     if refuses(check(config, written, MachineFacts(), here=False)) or not _is_plannable(config):
         return None
     try:
-        return Planner(config, layers_of(config)).plan()
+        return planner_of(config).plan()
     except UserError:
         return None
 
@@ -126,7 +132,7 @@ def layouts_here(
     there = Capacity(
         gpus=gpus, gpu_bytes=gpu_memory_bytes(), host_bytes=headroom_bytes(), disk_bytes=disk_bytes
     )
-    return describe_layouts(layouts_for(config, written, there, layers_of(config)), there)
+    return describe_layouts(layouts_for(config, written, there, planner_of), there)
 
 
 def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:

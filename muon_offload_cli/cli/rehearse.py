@@ -14,6 +14,7 @@ from pathlib import Path
 
 import typer
 
+from muon_offload_cli.checkpoints.names import step_folder
 from muon_offload_cli.cli.train import evidence_of, script_text
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.gathering import gather_facts, resolve_directory
@@ -31,6 +32,7 @@ from muon_offload_cli.launch.follow import Event, RankReported
 from muon_offload_cli.launch.job import Outcome, run_job
 from muon_offload_cli.launch.legs import (
     KILL_AT,
+    SAVE_EVERY,
     differences,
     killed_leg,
     resumed_leg,
@@ -136,13 +138,12 @@ def _legs(config: Config, scratch: Path, say: Callable[[str], None]) -> tuple[li
     killed = _run(killed_leg(config, scratch), say, "killed", kill_at=KILL_AT)
     if killed.interrupted_by is not None:
         return [], 128 + killed.interrupted_by
-    saved = scratch / "checkpoints" / "latest_checkpointed_iteration.txt"
-    if not saved.is_file():
+    if not step_folder(scratch / "checkpoints", SAVE_EVERY).is_dir():
         return ["the killed run had saved nothing"], 0
     resumed = _run(resumed_leg(config, scratch), say, "resumed")
     if resumed.interrupted_by is not None:
         return [], 128 + resumed.interrupted_by
-    left = config.train.steps - int(saved.read_text())
+    left = config.train.steps - SAVE_EVERY
     found = shortfalls(config, resumed.reports, steps=left)
     return found or differences(straight.reports, resumed.reports), 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.inputs import look_at_file, look_at_pretrained, look_at_script, megatron_beside
-from muon_offload_cli.config.locations import default_offload_directory
+from muon_offload_cli.config.locations import default_offload_directory, from_home
 from muon_offload_cli.config.probing import ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
 from muon_offload_cli.config.rules.directory import ELSEWHERE, FOLDERS, KEY, uses_directory
@@ -115,17 +115,10 @@ def _folders(config: Config, problems: list[Problem]) -> dict[str, DirectoryFact
         if not given or unread:  # A rule refuses empty ones.
             continue
         try:
-            found[key] = look_at_directory(Path.cwd() / _from_home(given), write=False, key=key)
+            found[key] = look_at_directory(Path.cwd() / from_home(given), write=False, key=key)
         except UserError as error:
             problems += error.problems
     return found
-
-
-def _from_home(given: str) -> Path:
-    try:
-        return Path(given).expanduser()
-    except RuntimeError:  # the home of an unknown user
-        return Path(given)
 
 
 def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFacts:

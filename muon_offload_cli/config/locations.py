@@ -95,3 +95,11 @@ def _kind_of_memory(path: Path) -> str | None:
 
     mount = inspect(path)
     return mount.kind if mount.is_memory else None
+
+
+def from_home(path: str) -> Path:
+    """Return a path with its ``~`` replaced; as it is given where that is the home of an unknown user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)

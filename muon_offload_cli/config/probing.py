@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from muon_offload_cli.config import probe_cache
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.rules.facts import MegatronFacts
-from muon_offload_cli.config.rules.flags import EVERYWHERE
+from muon_offload_cli.config.rules.flags import EVERYWHERE, LAYOUT_OPT_IN
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.machine.devices import gpu_count
@@ -60,11 +62,30 @@ def needs_probe(config: Config, *, here: bool) -> bool:
 
 def missing_parts(path: str) -> tuple[str, ...]:
     """Return which folders of a Megatron checkout are not below `path`."""
-    try:
-        root = Path(path).expanduser()
-    except RuntimeError:  # the home of an unknown user
-        root = Path(path)
+    root = from_home(path)
     return tuple(name for name in ("megatron/core", "megatron/training") if not _is_folder(root / name))
+
+
+def has_compact_layout(megatron_path: str | None) -> bool:
+    """Tell whether a Megatron lays Muon's parameters out compactly where its flag does not say otherwise.
+
+    Looked up in the source of its parser, because importing that takes seconds.
+
+    Args:
+        megatron_path: The checkout; None: the installed package.
+    """
+    installed = importlib.util.find_spec("megatron") if megatron_path is None else None
+    roots = list(installed.submodule_search_locations or []) if installed is not None else []
+    if megatron_path is not None:
+        roots.append(str(from_home(megatron_path) / "megatron"))
+    for root in roots:
+        try:
+            return f"'{LAYOUT_OPT_IN}'" in (Path(root) / "training/arguments.py").read_text().replace(
+                '"', "'"
+            )
+        except (OSError, ValueError):  # not there, or a path that cannot be one
+            continue
+    return False
 
 
 def ask_megatron(

@@ -36,7 +36,7 @@ class Follower:
         self.reports: dict[int, RankReport] = {}
         self._folder = folder
         self._tails = {rank: Tail(path=folder.rank_metrics(rank)) for rank in ranks}
-        self._versions: dict[int, tuple[int, int]] = {}
+        self._texts: dict[int, str] = {}
         self._pending: dict[int, dict[int, StepRecord]] = {}
 
     def poll(self) -> Iterator[Event]:
@@ -54,17 +54,16 @@ class Follower:
                 yield merge(list(self._pending.pop(step).values()))
 
     def _changed_report(self, rank: int) -> RankReport | None:
-        path = self._folder.rank_report(rank)
         try:
-            stat = path.stat()
-            version = (stat.st_ino, stat.st_mtime_ns)
-            if self._versions.get(rank) == version:
+            # Read each time: a file replaced twice in a clock tick can have the number and time it had.
+            text = self._folder.rank_report(rank).read_text()
+            if self._texts.get(rank) == text:
                 return None
-            report = RankReport.read(path)
+            report = RankReport.from_json(text)
         except (FileNotFoundError, json.JSONDecodeError, TypeError):
             # Not there yet, or (on a file system without atomic renames) not whole yet.
             return None
-        self._versions[rank] = version
+        self._texts[rank] = text
         return report
 
     def _take(self, rank: int, line: str) -> None:

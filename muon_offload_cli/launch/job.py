@@ -218,13 +218,17 @@ def _end(leash: subprocess.Popen[bytes], noted: _Noted, patience: Patience) -> N
         if noted.count > 1 and not hurried:
             leash.terminate()
             hurried = True
-        if time.monotonic() > deadline:
-            _kill_tree(leash)
-            return
+        late_s = time.monotonic() - deadline
+        if late_s > 0:
+            _kill_below(leash)
+        if late_s > 15:
+            # The last, since it alone finds those that a list of processes overlooks.
+            leash.kill()
+            leash.wait()
         time.sleep(min(0.05, patience.poll_s))
 
 
-def _kill_tree(leash: subprocess.Popen[bytes]) -> None:
+def _kill_below(leash: subprocess.Popen[bytes]) -> None:
     try:
         below = psutil.Process(leash.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -232,5 +236,3 @@ def _kill_tree(leash: subprocess.Popen[bytes]) -> None:
     for process in below:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    leash.kill()
-    leash.wait()

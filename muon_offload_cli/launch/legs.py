@@ -41,10 +41,12 @@ def killed_leg(config: Config, scratch: Path) -> Config:
 
 
 def resumed_leg(config: Config, scratch: Path) -> Config:
-    """Return the run that goes on from what the killed one saved."""
+    """Return the run that goes on from the first checkpoint of the killed one."""
     leg = straight_leg(config, scratch)
     leg.run.directory = str(scratch / "resumed")
     leg.resume.source = str(scratch / "checkpoints")
+    # There may be a later one: steps of a small model can outrun the kill.
+    leg.resume.step = SAVE_EVERY
     return leg
 
 

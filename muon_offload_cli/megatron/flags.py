@@ -8,12 +8,11 @@ from typing import Any
 
 from muon_offload_cli.config.model_schema import ModelConfig, MoeConfig
 from muon_offload_cli.config.rules.family import is_muon
+from muon_offload_cli.config.rules.flags import LAYOUT_OPT_IN
 from muon_offload_cli.config.schema import Config, DataSource, Engine
 from muon_offload_cli.config.vocabulary import uses_hf_tokenizer, vocabulary_size
 from muon_offload_cli.units import round_up
 
-LAYOUT_OPT_IN = "--use-layer-wise-param-layout"
-"""Flag of Megatrons whose default is the other layout than that of `megatron.param_layout`."""
 CHUNKED_OFFLOAD = "--chunked-optimizer-state-offload"
 """Flag of Megatrons that bring a chunked optimizer-state offloader of their own."""
 

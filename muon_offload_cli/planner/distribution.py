@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from muon_offload_cli.config.rules.family import is_layer_wise
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.planner.inventory import Inventory
-from muon_offload_cli.planner.ownership import deal, pack, slice_bytewise
+from muon_offload_cli.planner.ownership import (
+    ParamLayout,
+    by_size_and_group,
+    by_size_and_place,
+    deal,
+    pack,
+    slice_bytewise,
+)
 from muon_offload_cli.planner.pipeline import argument
 from muon_offload_cli.planner.tensors import Optimizer, TensorInfo
 from muon_offload_cli.topology import Topology
@@ -75,22 +82,23 @@ def ranks_by_place(sizes: Topology) -> dict[RankPlace, list[int]]:
 class Distribution:
     """Shares the parameters of an inventory out, stage by stage, as they are asked for."""
 
-    def __init__(self, config: Config, inventory: Inventory) -> None:
+    def __init__(self, config: Config, inventory: Inventory, layout: ParamLayout) -> None:
         self._config = config
         self._inventory = inventory
+        self._layout = layout
         self._stages: dict[int, _Stage] = {}
 
     def share(self, place: RankPlace) -> Share:
         """Return what the ranks at `place` keep state for."""
         if place.stage not in self._stages:
-            self._stages[place.stage] = _Stage(self._config, self._inventory, place.stage)
+            self._stages[place.stage] = _Stage(self._config, self._inventory, self._layout, place.stage)
         return self._stages[place.stage].share(place)
 
 
 class _Stage:
     """One pipeline stage, its owners computed once."""
 
-    def __init__(self, config: Config, inventory: Inventory, stage: int) -> None:
+    def __init__(self, config: Config, inventory: Inventory, layout: ParamLayout, stage: int) -> None:
         sizes = inventory.sizes
         tensors = inventory.stages[stage]
         self._held = sum(tensor.numel for tensor in tensors)
@@ -107,13 +115,12 @@ class _Stage:
         if not layer_wise or dense_ranks == 1:
             # Nobody shares: every rank keeps the state of all that it holds.
             self._keep_all(tensors, bytewise=config.optimizer.distributed and not layer_wise)
-        elif config.megatron.param_layout:
-            self._pack(config, tensors, stage)
+        elif layout is ParamLayout.DEALT:
+            self._deal(by_size_and_group(tensors))
         else:
-            # Dealt by size, the optimizer also holds them by size.
-            owners = deal(tensors, dense_ranks, expert_ranks)
-            by_size = sorted(range(len(tensors)), key=lambda index: tensors[index].numel)
-            self._assign([tensors[index] for index in by_size], [owners[index] for index in by_size])
+            self._share_by_buffer(config, tensors, stage, pack_muon=layout is ParamLayout.PACKED)
+            if layout is ParamLayout.COMPACT:
+                self._deal(by_size_and_place([t for t in tensors if t.optimizer is Optimizer.MUON]))
 
     def share(self, place: RankPlace) -> Share:
         dense, expert = self._muon[False][place.dense], self._muon[True][place.expert]
@@ -141,13 +148,21 @@ class _Stage:
             for expert in (False, True):
                 self._slice([t for t in tensors if t.expert is expert], expert, None)
 
-    def _pack(self, config: Config, tensors: Sequence[TensorInfo], stage: int) -> None:
+    def _deal(self, tensors: Sequence[TensorInfo]) -> None:
+        # In the order in which they are dealt, the optimizer also holds them.
+        self._assign(tensors, deal(tensors, len(self._muon[False]), len(self._muon[True])))
+
+    def _share_by_buffer(
+        self, config: Config, tensors: Sequence[TensorInfo], stage: int, *, pack_muon: bool
+    ) -> None:
+        """Cut Adam's buffers bytewise and, if asked for, pack the parameters of Muon's into shards."""
         for chunk in sorted({tensor.chunk for tensor in tensors}):
             bucket_size = _bucket_size(config, self._held, len(self._adam[False]), stage, chunk)
             for expert in (False, True):
                 group = [t for t in tensors if t.chunk == chunk and t.expert is expert]
-                matrices = [t for t in group if t.optimizer is Optimizer.MUON]
-                self._assign(matrices, pack(matrices, len(self._muon[expert]), bucket_size))
+                if pack_muon:
+                    matrices = [t for t in group if t.optimizer is Optimizer.MUON]
+                    self._assign(matrices, pack(matrices, len(self._muon[expert]), bucket_size))
                 self._slice([t for t in group if t.optimizer is Optimizer.ADAM], expert, bucket_size)
 
     def _slice(self, tensors: Sequence[TensorInfo], expert: bool, bucket_size: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from muon_offload_cli.config.changes import changes
@@ -11,7 +11,6 @@ from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.planner.plan import Planner
-from muon_offload_cli.planner.tensors import Layers
 from muon_offload_cli.units import format_bytes
 
 MOST_SHOWN = 3
@@ -76,14 +75,16 @@ def describe_layouts(layouts: Sequence[Layout], capacity: Capacity) -> tuple[str
     return "The rules accept no layout of the model for it.", ""
 
 
-def layouts_for(config: Config, written: Set[str], capacity: Capacity, layers: Layers) -> list[Layout]:
+def layouts_for(
+    config: Config, written: Set[str], capacity: Capacity, planner_of: Callable[[Config], Planner]
+) -> list[Layout]:
     """Return layouts of the same model for a machine of fewer GPUs, those like the recipe's first.
 
     Args:
         config: A run of more ranks a node, accepted by the rules; it is not changed.
         written: Keys that the user wrote.
         capacity: What the machine has.
-        layers: What Megatron will build its layers from.
+        planner_of: Gives the planner of a run.
 
     Returns:
         At most `MOST_SHOWN` that fit; if none does, all that were planned.
@@ -96,7 +97,7 @@ def layouts_for(config: Config, written: Set[str], capacity: Capacity, layers: L
             continue
         planned += 1
         try:
-            layout = _judged(config, candidate, capacity, layers)
+            layout = _judged(config, candidate, capacity, planner_of(candidate))
         except UserError:
             # Megatron would take it, and the planner cannot say what it needs.
             continue
@@ -107,8 +108,8 @@ def layouts_for(config: Config, written: Set[str], capacity: Capacity, layers: L
     return fitting or found
 
 
-def _judged(config: Config, candidate: Config, capacity: Capacity, layers: Layers) -> Layout:
-    plan = Planner(candidate, layers).plan()
+def _judged(config: Config, candidate: Config, capacity: Capacity, planner: Planner) -> Layout:
+    plan = planner.plan()
     node, device = plan.heaviest_node, max(kind.figures.device_bytes for kind in plan.kinds)
     needs = (
         (device, capacity.gpu_bytes, "on each GPU besides activations"),

@@ -1,19 +1,35 @@
 """Which data-parallel rank owns each parameter under layer-wise distribution.
 
-Two rules of megatron-core 0.18.2 to 0.19.2, told in our own words from
-megatron/core/optimizer/layer_wise_optimizer.py: bin packing per gradient bucket (``megatron.param_layout=
-true``) and dealing by size (the older path). Dense parameters go to the ranks of the data-and-context-
-parallel group, experts' to those of the expert data-parallel group.
+Rules of megatron-core 0.18.2 to 0.19.2 and of the development branch of 2026-08-21, in our own words from
+megatron/core/optimizer/layer_wise_optimizer.py: bin packing per gradient bucket, and dealing by size. Dense
+parameters go to the ranks of the data-and-context-parallel group, experts' to those of the expert
+data-parallel group.
 """
 
 from __future__ import annotations
 
+import enum
 import heapq
 import math
 from collections.abc import Sequence
 
 from muon_offload_cli.planner.tensors import Optimizer, TensorInfo
 from muon_offload_cli.units import round_up
+
+
+class ParamLayout(enum.Enum):
+    """How layer-wise distribution lays parameters out and shares them.
+
+    Attributes:
+        PACKED: Shard-aligned buffers, Muon's parameters packed into their shards; Adam's cut bytewise.
+        DEALT: All parameters dealt by size, Adam's too (the older path).
+        COMPACT: Muon's parameters dealt by size, Adam's cut bytewise (development branch).
+    """
+
+    PACKED = enum.auto()
+    DEALT = enum.auto()
+    COMPACT = enum.auto()
+
 
 START_ALIGNMENT = 64
 """Elements that a parameter's place in a buffer is a multiple of (``pad_param_start``)."""
@@ -64,29 +80,42 @@ def _pack_bucket(tensors: Sequence[TensorInfo], members: list[int], ranks: int, 
 
 
 def deal(tensors: Sequence[TensorInfo], dense_ranks: int, expert_ranks: int) -> list[int]:
-    """Assign parameters by size to ranks up and down: 0, 1, ... n-1, n-1, ... 1, 0, and again.
+    """Assign parameters in turn to ranks up and down: 0, 1, ... n-1, n-1, ... 1, 0, and again.
 
-    Muon's come before Adam's where sizes are equal, because Megatron lists their groups in that order; dense
-    and expert parameters are dealt apart.
+    Dense and expert parameters are dealt apart.
 
     Args:
-        tensors: All parameters of a rank in the model's order, Adam's too.
+        tensors: Parameters of a rank, in the order of `by_size_and_group` or `by_size_and_place`.
         dense_ranks: Size of the data-and-context-parallel group.
         expert_ranks: Size of the expert data-parallel group.
 
     Returns:
         The owner of each, in the order given.
     """
-    owners = [0] * len(tensors)
+    owners = []
     turns = {False: 0, True: 0}
-    order = sorted(range(len(tensors)), key=lambda index: (tensors[index].numel, group_key(tensors[index])))
-    for index in order:
-        expert = tensors[index].expert
-        ranks = expert_ranks if expert else dense_ranks
-        turn = turns[expert] % (2 * ranks)
-        owners[index] = turn if turn < ranks else 2 * ranks - 1 - turn
-        turns[expert] += 1
+    for tensor in tensors:
+        ranks = expert_ranks if tensor.expert else dense_ranks
+        turn = turns[tensor.expert] % (2 * ranks)
+        owners.append(turn if turn < ranks else 2 * ranks - 1 - turn)
+        turns[tensor.expert] += 1
     return owners
+
+
+def by_size_and_group(tensors: Sequence[TensorInfo]) -> list[TensorInfo]:
+    """Order parameters for `ParamLayout.DEALT`.
+
+    Muon's come before Adam's where sizes are equal, because Megatron lists their groups in that order.
+    """
+    return sorted(tensors, key=lambda tensor: (tensor.numel, group_key(tensor)))
+
+
+def by_size_and_place(tensors: Sequence[TensorInfo]) -> list[TensorInfo]:
+    """Order Muon's parameters for `ParamLayout.COMPACT`: equals by place, counted from a buffer's last."""
+    places = sorted(
+        range(len(tensors)), key=lambda place: (tensors[place].numel, tensors[place].chunk, -place)
+    )
+    return [tensors[place] for place in places]
 
 
 def group_key(tensor: TensorInfo) -> tuple[bool, bool, bool]:

@@ -11,6 +11,7 @@ from muon_offload_cli.offload.directories import bytes_by_directory
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.planner.distribution import Distribution, RankPlace, Share, place_of, ranks_by_place
 from muon_offload_cli.planner.inventory import Inventory, take_inventory
+from muon_offload_cli.planner.ownership import ParamLayout
 from muon_offload_cli.planner.rank import (
     ADAM_STATE_BYTES,
     WEIGHT_BYTES,
@@ -134,17 +135,22 @@ class Planner:
     Args:
         config: A run that the rules accept, ``offload.host_memory_gb`` a number.
         layers: What Megatron will build its layers from.
+        compact: Megatron has the compact layout, where it is not asked for the shard-aligned one.
 
     Raises:
         UserError: The model cannot be shared out over the pipeline.
     """
 
-    def __init__(self, config: Config, layers: Layers) -> None:
+    def __init__(self, config: Config, layers: Layers, *, compact: bool = False) -> None:
         self._config = config
         self._item_bytes = muon_state_bytes(config.optimizer)
         self.inventory: Inventory = take_inventory(config, layers)
         self.layers = layers
-        self._distribution = Distribution(config, self.inventory)
+        self.compact = compact
+        layout = ParamLayout.COMPACT if compact else ParamLayout.DEALT
+        if config.megatron.param_layout:
+            layout = ParamLayout.PACKED
+        self._distribution = Distribution(config, self.inventory, layout)
         self._places = ranks_by_place(self.inventory.sizes)
 
     def plan(self, settings: OffloadSettings | None = None) -> RunPlan:

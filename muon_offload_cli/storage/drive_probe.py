@@ -103,7 +103,8 @@ def _run(
         first = half if direction == "write" else 0
         moved = 0
         ready.wait()
-        while not stop.is_set():
+        # Once at least: a thread may be given no time before the others have stopped.
+        while not (moved and stop.is_set()):
             extent = Extent((first + chance.randrange(half)) * request, request)
             if direction == "read":
                 store.read_into(extent, own)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,6 +36,9 @@ class Sources(Closing):
         self._ranges = [
             (start, start + store.size, store) for store in stores for start in (store.view_address(),)
         ]
+        # torch touches a byte of every tensor that it saves, for which the kernel would read megabytes of the
+        # mapping that direct I/O reads anyway.
+        self._advise(mmap.MADV_RANDOM)
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="muon-save")
         self.ring = StagingRing(THREADS + 1, PIECE_BYTES, pin=False)
         self.scratch = StagingRing(THREADS, PIECE_BYTES + 2 * ALIGNMENT, pin=False)
@@ -62,8 +67,14 @@ class Sources(Closing):
             store.read_into(extent, memory[: extent.nbytes])
             yield memory[offset - start :][:nbytes]
 
+    def _advise(self, advice: int) -> None:
+        for start, end, store in self._ranges:
+            if store.direct:
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+
     def close(self) -> None:
-        """Stop the threads and give the buffers back."""
+        """Stop the threads and give the buffers back; before the stores are closed."""
         self.pool.shutdown(wait=True, cancel_futures=True)
+        self._advise(mmap.MADV_NORMAL)
         self.ring.close()
         self.scratch.close()

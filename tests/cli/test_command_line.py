@@ -17,6 +17,7 @@ from muon_offload_cli.cli.rules import as_markdown
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.rules import all_rules
 from muon_offload_cli.errors import Level, Problem
+from tests.fakes.fake_torchrun import HANG_S
 
 RECIPE = "recipe=tiny"
 
@@ -30,7 +31,7 @@ def process(
     *arguments: str, text: str = "from muon_offload_cli.cli.main import main; main()"
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 
@@ -224,7 +225,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     os.close(write)

@@ -11,6 +11,8 @@ from pathlib import Path
 import fake_torchrun
 import pytest
 
+from tests.fakes.fake_torchrun import HANG_S
+
 COMMAND = [sys.executable, "-m", "muon_offload_cli.cli.main"]
 MUON_MODULE = "emerging_optimizers/orthogonalized_optimizers"
 GOOD_MUON = (fake_torchrun.STANDIN / MUON_MODULE / "__init__.py").read_text()
@@ -37,7 +39,7 @@ def run(tmp_path: Path, files: dict[str, str], *words: str) -> subprocess.Comple
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

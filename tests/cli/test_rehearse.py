@@ -28,7 +28,7 @@ def rehearse(tmp_path: Path, plan: dict[str, Any], *words: str) -> subprocess.Co
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=fake_torchrun.HANG_S,
         check=False,
         start_new_session=True,
     )
@@ -44,8 +44,10 @@ def test_ranks_that_kept_their_state_in_memory_are_found_and_their_folder_is_kep
 
 
 def test_the_second_leg_is_killed_and_a_missing_checkpoint_is_found(tmp_path: Path) -> None:
+    rank: dict[str, Any] = {"in": "killed", "at": 3, "hang": True}
     # A rank without a number: signalling process 0 would end the rehearsal itself.
-    done = rehearse(tmp_path, {"steps": 4, "pause_s": 0.5, "ranks": {"1": {"report": {"pid": 0}}}})
+    ranks = dict.fromkeys("023", rank) | {"1": rank | {"report": {"pid": 0}}}
+    done = rehearse(tmp_path, {"steps": 4, "ranks": ranks})
     assert done.returncode == 4
     assert "straight  4 steps" in done.stdout
     assert "killed    3 steps" in done.stdout

@@ -47,7 +47,7 @@ def train(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=fake_torchrun.HANG_S,
         check=False,
     )
 
@@ -172,7 +172,7 @@ def test_an_interrupted_run_exits_as_shells_expect_and_leaves_no_process(
     with fake_torchrun.started([sys.executable, "-c", TRAIN, *words(tmp_path)], plan) as process:
         assert fake_torchrun.wait_until((tmp_path / "run/metrics/rank_3.jsonl").exists)
         process.send_signal(signum)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=fake_torchrun.HANG_S)
     assert (process.returncode, err) == (128 + signum, "")
     assert f"ended by {signum.name}" in out
     assert json.loads((tmp_path / "run/summary.json").read_text())["interrupted_by"] == signum
@@ -194,7 +194,7 @@ def test_a_reader_that_goes_away_ends_the_job_without_a_traceback(tmp_path: Path
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline()
         process.stdout.close()
-        assert process.wait(60) == 128 + signal.SIGPIPE
+        assert process.wait(fake_torchrun.HANG_S) == 128 + signal.SIGPIPE
         assert process.stderr.read() == ""
     assert fake_torchrun.wait_until(lambda: not fake_torchrun.processes_of(tmp_path / "run"))
 

@@ -11,13 +11,13 @@ import pytest
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.probing import ask_megatron, needs_probe, read_answer
+from muon_offload_cli.config.probing import ask_megatron, has_compact_layout, needs_probe, read_answer
 
 CONFIG = compose("tiny").config
 
 
-def answer_of(script: str, timeout_s: float = 20.0):  # type: ignore[no-untyped-def]
-    return ask_megatron(timeout_s=timeout_s, command=[sys.executable, "-c", script])
+def answer_of(script: str, **more: float):  # type: ignore[no-untyped-def]
+    return ask_megatron(**more, command=[sys.executable, "-c", script])
 
 
 def test_the_probes_answer_is_its_last_json_line_whatever_imports_print_before() -> None:
@@ -71,6 +71,20 @@ def test_a_checkout_goes_before_the_installed_megatron(tmp_path: Path) -> None:
     assert report.megatron is not None
     assert report.megatron.version is not None
     assert report.megatron.version.split(os.pathsep)[0] == str(tmp_path)
+
+
+def test_a_checkout_is_asked_for_its_layout_in_the_source_of_its_parser(tmp_path: Path) -> None:
+    parser = tmp_path / "megatron/training/arguments.py"
+    assert not has_compact_layout(str(tmp_path))
+    parser.parent.mkdir(parents=True)
+    parser.write_text(
+        "group.add_argument('--no-use-layer-wise-param-layout', help='--use-layer-wise-param-layout is ..')"
+    )
+    assert not has_compact_layout(str(tmp_path))
+    parser.write_text('group.add_argument(\n    "--use-layer-wise-param-layout", action="store_true")')
+    assert has_compact_layout(str(tmp_path))
+    # The installed release asks for the other one.
+    assert not has_compact_layout(None)
 
 
 def test_only_megatrons_own_flags_and_devices_need_the_probe() -> None:

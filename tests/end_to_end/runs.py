@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from muon_offload_cli.records import RankReport, StepRecord
+from tests.fakes.fake_torchrun import HANG_S
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = (
@@ -60,7 +61,9 @@ class Run:
 
     def records(self, rank: int) -> list[StepRecord]:
         path = self.folder / "metrics" / f"rank_{rank}.jsonl"
-        return [StepRecord.from_json(line) for line in path.read_text().splitlines()] if path.exists() else []
+        # What follows the last newline is still being written.
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [StepRecord.from_json(line) for line in lines]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def train(
     *words: str,
     fault: dict[str, Any] | None = None,
     moe: bool = True,
-    timeout_s: float = 240,
+    timeout_s: float = HANG_S,
     **more: str,
 ) -> Run:
     """Run to the end; `fault` goes to the worker of the tests, see `tests.end_to_end.worker`."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from muon_offload_cli.checkpoints.listing import list_checkpoints
 from muon_offload_cli.records import RankReport
 from tests.end_to_end.runs import Run
+from tests.fakes.fake_torchrun import HANG_S
 
 ONE = ("launcher=one_rank", "parallel=data")
 
@@ -68,7 +69,7 @@ class Started:
         except (FileNotFoundError, json.JSONDecodeError):
             return None
 
-    def wait_for(self, condition: Callable[[], object], timeout_s: float = 200) -> None:
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = HANG_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, self.process.communicate()[0]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from muon_offload_cli.checkpoints.names import SAVING
 from tests.end_to_end import runs
 from tests.end_to_end.saving import ONE, Saved, Started, complete, copy_of, engine_words, losses, saving
 from tests.fakes.drive import small_filesystem
+from tests.fakes.fake_torchrun import HANG_S
 
 
 def test_sigterm_saves_after_the_step_and_exits_5(
@@ -27,13 +28,19 @@ def test_sigterm_saves_after_the_step_and_exits_5(
     run = start(*words, "train.steps=5000")
     run.wait_for(lambda: run.steps() >= 2)
     run.process.send_signal(signal.SIGTERM)
-    output, _ = run.process.communicate(timeout=60)
+    output, _ = run.process.communicate(timeout=HANG_S)
     assert run.process.returncode == 5, output
     (step,) = complete(saved)
     assert f"saved and ended after step {step} of 5000, as asked; resume=auto goes on" in output
     resumed = runs.train(tmp_path / "resumed", *words, f"train.steps={step + 1}")
     assert resumed.exit_code == 0, resumed.output
     assert list(losses(resumed)) == [step + 1]
+
+
+def has_pending(pid: int, signum: int) -> bool:
+    """Whether a signal waits for a process that is stopped."""
+    found = re.search(r"ShdPnd:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return found is not None and bool(int(found[1], 16) & 1 << (signum - 1))
 
 
 def test_a_second_sigterm_ends_at_once(
@@ -46,10 +53,10 @@ def test_a_second_sigterm_ends_at_once(
     # A rank that is stopped reaches no step boundary.
     psutil.Process(report.pid).suspend()
     run.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    assert run.process.poll() is None
+    # Two at once would be one; the launcher has noted the first when it has handed it on.
+    run.wait_for(lambda: has_pending(report.pid, signal.SIGTERM))
     run.process.send_signal(signal.SIGTERM)
-    run.process.communicate(timeout=30)
+    run.process.communicate(timeout=HANG_S)
     assert run.process.returncode == 128 + signal.SIGTERM
     assert complete(tmp_path / "saved") == []
 
@@ -65,12 +72,10 @@ def test_sigkill_during_a_save_leaves_the_one_before(
     report = run.report()
     assert report is not None
     psutil.Process(report.pid).kill()
-    run.process.communicate(timeout=60)
+    run.process.communicate(timeout=HANG_S)
     last = max(complete(saved))
-    assert [each.fault for each in list_checkpoints(saved) if each.step > last] in (
-        [],
-        ["its save was interrupted"],
-    )
+    # There is none where the kill came late, and one without a seal where it came just before that.
+    assert all("its save" in each.fault for each in list_checkpoints(saved) if each.step > last)
     resumed = runs.train(tmp_path / "resumed", *words, "resume=auto", f"train.steps={last + 1}")
     assert resumed.exit_code == 0, resumed.output
     assert resumed.reports[0].loaded_step == last
@@ -122,7 +127,7 @@ def test_a_drive_that_fills_up_keeps_the_state_and_the_checkpoint_before(
         taken = run.steps()
         run.wait_for(lambda: run.steps() >= taken + 2)
         run.process.send_signal(signal.SIGTERM)
-        output, _ = run.process.communicate(timeout=90)
+        output, _ = run.process.communicate(timeout=HANG_S)
         assert run.process.returncode == 3, output
         assert f"checkpoint.directory={saved} cannot be written: ENOSPC (No space left on device): " in output
         assert complete(saved) == [2]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.planned import assert_as_planned
 from tests.end_to_end.runs import DP2, Run, train
 
 CHECKOUT = os.environ.get("MUON_OFFLOAD_MEGATRON_PATH", "")
@@ -18,8 +19,6 @@ PINNED = (
 
 pytestmark = [
     pytest.mark.skipif(not CHECKOUT, reason="MUON_OFFLOAD_MEGATRON_PATH names no checkout of Megatron"),
-    # Six runs, one after another.
-    pytest.mark.timeout(900),
 ]
 
 
@@ -44,6 +43,7 @@ def test_every_engine_gives_the_same_training_on_a_checkout(tmp_path: Path, dire
             assert report.digests == wanted.digests, (name, rank)
             assert run.curve(rank) == runs["none"].curve(rank)[-len(run.curve(rank)) :], (name, rank)
             assert report.engine == {"pinned": "none", "resumed": "mapped"}.get(name, name)
+    assert_as_planned(runs["disk"], *words, "offload=disk", f"offload.directory={directory}")
     pinned = runs["pinned"].reports.values()
     assert all(report.host_bytes == report.muon_state_bytes > 0 for report in pinned)
     for name in ("mapped", "resumed"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,19 @@ import psutil
 from muon_offload_cli.checkpoints.names import SAVING
 from tests.end_to_end import runs
 from tests.end_to_end.saving import ONE, Started, engine_words, saving, seal_bytes
+from tests.fakes.fake_torchrun import HANG_S
+
+
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    """Let a process stand still, so that what is seen of it is of one moment."""
+    process.suspend()
+    try:
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+        yield
+    finally:
+        process.resume()
 
 
 def test_ten_saves_leave_disk_memory_descriptors_and_maps_as_one_does(
@@ -23,17 +38,20 @@ def test_ten_saves_leave_disk_memory_descriptors_and_maps_as_one_does(
         *engine_words("disk", directory),
         *saving(saved, interval=2),
         "checkpoint.keep=2",
-        "train.steps=200",
+        "train.steps=5000",
     )
     samples: dict[int, tuple[int, int, int, int, int]] = {}
 
     def sampled() -> bool:
         report = run.report()
-        if report is None or not report.saves:
+        # The first steps of any process grow its heap, saves or not; from then on it is level.
+        if report is None or report.saves < 12 or report.saves in samples:
             return False
-        # Between two saves, where nothing of a save may be left.
-        if report.saves not in samples and not (saved / SAVING).exists():
-            process = psutil.Process(report.pid)
+        process = psutil.Process(report.pid)
+        with stopped(process):
+            # Between two saves, where nothing of a save may be left.
+            if (saved / SAVING).exists():
+                return False
             maps = len(Path(f"/proc/{report.pid}/maps").read_text().splitlines())
             anonymous = int(
                 re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{report.pid}/status").read_text())[1]  # type: ignore[index]
@@ -46,22 +64,22 @@ def test_ten_saves_leave_disk_memory_descriptors_and_maps_as_one_does(
             )
             figures = process.num_fds(), process.num_threads(), maps, anonymous, state
             samples[report.saves] = figures
-        return report.saves >= 22
+        return len(samples) >= 10
 
     run.wait_for(sampled)
     run.process.send_signal(signal.SIGINT)
-    run.process.communicate(timeout=60)
-    # The first steps of any process grow its heap, saves or not; from here on it is level.
-    early, late = min(each for each in samples if each >= 12), max(samples)
-    assert late - early >= 8
-    first, last = samples[early], samples[late]
+    run.process.communicate(timeout=HANG_S)
+    # The least of several, since a process may have just opened a file or started a thread.
+    ordered = [samples[saves] for saves in sorted(samples)]
+    first, last = (list(map(min, *part)) for part in (ordered[:5], ordered[5:]))
     assert last[0] <= first[0]
     assert last[1] <= first[1]
     assert last[2] <= first[2] + 8
     assert last[4] == first[4] > 0
     # Ten copies of the state alone would be more.
     assert last[3] <= first[3] + 8 * 1024
-    assert sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) < 3 * seal_bytes(saved)
+    # Those that are kept, and one more that is being saved or deleted.
+    assert sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) < 4 * seal_bytes(saved)
 
 
 BIG = (

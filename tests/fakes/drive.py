@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from muon_offload_cli.machine.filesystem import inspect
+from tests.fakes.fake_torchrun import HANG_S
 
 
 def directory_on_a_drive(tmp_path: Path) -> Path:
@@ -46,4 +47,6 @@ _PROGRAMS = ("mkfs.ext4", "mount", "umount")
 
 
 def _call(program: str | None, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(program), *arguments], capture_output=True, text=True, check=check, timeout=60)
+    return subprocess.run(
+        [str(program), *arguments], capture_output=True, text=True, check=check, timeout=HANG_S
+    )

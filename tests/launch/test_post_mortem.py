@@ -13,6 +13,7 @@ from muon_offload_cli.launch.cause import MachineFigures
 from muon_offload_cli.launch.post_mortem import Evidence, PostMortem, explain
 from muon_offload_cli.launch.torchrun_log import early_output, rank_exits
 from muon_offload_cli.records import RankReport
+from tests.fakes.fake_torchrun import HANG_S
 
 LOGS = Path(__file__).parent / "logs"
 GIB = 1 << 30
@@ -250,7 +251,7 @@ def test_the_installed_torchrun_is_still_understood(tmp_path: Path, act: str, en
         [sys.executable, *command, str(tmp_path / "rank.py")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )

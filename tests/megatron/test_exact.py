@@ -13,6 +13,7 @@ import pytest
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.yaml_files import save_config
+from tests.fakes.fake_torchrun import HANG_S
 
 HERE = Path(__file__).parent
 RECIPES = sorted(find_recipes())
@@ -181,7 +182,7 @@ def test_chosen_ranks_alone_are_built_and_a_rank_beyond_the_world_is_refused(tmp
 
 def _exact(path: Path, *words: str, code: int = 0) -> dict[str, Any]:
     command = [sys.executable, "-m", "muon_offload_cli.megatron.exact", str(path), *words]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert run.returncode == code, run.stderr[-3000:]
     answer: dict[str, Any] = json.loads(run.stdout)
     return answer

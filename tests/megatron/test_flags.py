@@ -10,7 +10,8 @@ import pytest
 
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.locations import find_recipes
-from muon_offload_cli.megatron.flags import CHUNKED_OFFLOAD, LAYOUT_OPT_IN, megatron_flags
+from muon_offload_cli.config.rules.flags import LAYOUT_OPT_IN
+from muon_offload_cli.megatron.flags import CHUNKED_OFFLOAD, megatron_flags
 
 
 def flags(

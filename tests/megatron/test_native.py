@@ -30,6 +30,7 @@ from muon_offload_cli.offload.mapped_buffers import MappedBuffers
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.reserved_file import create_reserved
 from muon_offload_cli.storage.system_calls import SYSTEM
+from tests.fakes.fake_torchrun import HANG_S
 from tests.fakes.native_offloader import stand_in
 
 CHECKOUT = os.environ.get("MUON_OFFLOAD_MEGATRON_PATH", "")
@@ -345,7 +346,7 @@ def test_the_same_cases_hold_for_the_offloader_of_a_checkout() -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join([CHECKOUT, str(ROOT)])},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout

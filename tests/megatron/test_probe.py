@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muon_offload_cli.config.rules.flags import EVERYWHERE
+from tests.fakes.fake_torchrun import HANG_S
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -21,7 +22,7 @@ def probe(*first_on_path: Path) -> dict[str, Any]:
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import pytest
 
 from muon_offload_cli.errors import does_not_fit, wrong
 from muon_offload_cli.records import RankReport
+from tests.fakes.fake_torchrun import HANG_S
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
@@ -32,7 +33,7 @@ def work(tmp_path: Path, body: str) -> tuple[int, RankReport, str]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(body=body), str(tmp_path / "none.yaml"), str(tmp_path)],
         env=os.environ | {"RANK": "3", "PYTHONPATH": str(REPOSITORY)},
-        timeout=60,
+        timeout=HANG_S,
         check=False,
         capture_output=True,
         text=True,

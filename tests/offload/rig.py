@@ -16,6 +16,7 @@ from muon_offload_cli.storage.direct import DirectStore
 from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.store import Store
 from muon_offload_cli.storage.striped import StripedStore
+from tests.fakes.fake_torchrun import HANG_S
 
 CPU = torch.device("cpu")
 THREAD_NAMES = ("muon-",)
@@ -144,7 +145,7 @@ def our_threads() -> list[str]:
 
 
 @contextmanager
-def closed_in_time(offloader: StateOffloader, seconds: float = 10) -> Iterator[None]:
+def closed_in_time(offloader: StateOffloader, seconds: float = HANG_S) -> Iterator[None]:
     """Close the offloader at the end, on a thread, so that a hang is a failure and not a timeout of all."""
     try:
         yield

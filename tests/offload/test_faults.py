@@ -15,6 +15,7 @@ from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.store import Store, StoreError
 from muon_offload_cli.storage.striped import StripedStore
 from muon_offload_cli.storage.system_calls import SYSTEM
+from tests.fakes.fake_torchrun import HANG_S
 from tests.fakes.stores import FailingStore, ShortStore, SlowStore, WrappedStore, failing_calls
 from tests.offload.rig import (
     Model,
@@ -32,9 +33,7 @@ SWEEPS = 4
 Wrap = Callable[[Store], Store]
 
 
-def run(
-    directory: Path, wrap: Wrap, *, windows: int = 2, limit_s: float = 10, **more: object
-) -> StoreError | None:
+def run(directory: Path, wrap: Wrap, *, windows: int = 2, **more: object) -> StoreError | None:
     """Sweep on a thread of its own until an error comes or all sweeps are done; a hang is a failure."""
     offloader = make(directory, open_store=opening(wrap), windows=windows, **more)
     caught: list[BaseException] = []
@@ -48,10 +47,10 @@ def run(
 
     thread = threading.Thread(target=run_to_the_end, daemon=True)
     thread.start()
-    thread.join(limit_s)
+    thread.join(HANG_S)
     assert not thread.is_alive(), f"the training thread hangs: {our_threads()}"
     try:
-        with closed_in_time(offloader, seconds=5):
+        with closed_in_time(offloader):
             pass
     except StoreError as error:
         # A read ahead for a sweep that never comes may fail after the last synchronize.
@@ -153,7 +152,7 @@ class LateStore(WrappedStore):
     def _be_late(self, operation: str) -> None:
         if self.late == operation and not self.asked.is_set():
             self.asked.set()
-            self.answer.wait(30)
+            self.answer.wait()
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])
@@ -180,11 +179,11 @@ def test_a_drive_that_answers_late_holds_the_step_up_and_changes_nothing(
 
         thread = threading.Thread(target=sweep_all, daemon=True)
         thread.start()
-        assert stores[0].asked.wait(10)
+        assert stores[0].asked.wait(HANG_S)
         # Every step needs every chunk back, so nothing can end before the answer.
         assert thread.is_alive()
         stores[0].answer.set()
-        thread.join(10)
+        thread.join(HANG_S)
         assert not thread.is_alive()
         for number in range(SWEEPS):
             model.step(number)
@@ -220,18 +219,20 @@ def test_a_fault_is_raised_again_by_every_later_call(directory: Path) -> None:
 
 
 def test_a_write_that_fails_while_closing_is_raised_by_close(directory: Path) -> None:
-    class LateFailing(SlowStore):
-        """Takes its time and then fails, so that the error comes after the last visit."""
+    visited = threading.Event()
+
+    class LateFailing(WrappedStore):
+        """Fails after the last visit."""
 
         def _write(self, extent, source):  # type: ignore[no-untyped-def]
-            threading.Event().wait(0.1)
+            visited.wait()
             raise StoreError("late", path=self.path, operation="write", errno=errno.EIO)
 
-    wrap = opening(lambda store: LateFailing(store, 0.0))
+    wrap = opening(LateFailing)
     offloader = make(directory, open_store=wrap, windows=6, chunk_bytes=0, staging_bytes=1 << 20)
     fill(offloader)
     with pytest.raises(StoreError, match="late"), closed_in_time(offloader):
-        pass
+        visited.set()
     assert our_threads() == []
     assert not directory.exists()
 

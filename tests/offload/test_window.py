@@ -9,6 +9,7 @@ import pytest
 
 from muon_offload_cli.offload.plan import ParameterSpec, plan_chunks
 from muon_offload_cli.offload.window import Window, make_windows
+from tests.fakes.fake_torchrun import HANG_S
 from tests.offload.rig import CPU
 
 
@@ -26,7 +27,7 @@ class Waiting:
         except RuntimeError as error:
             self.error = error
 
-    def ends(self, within: float = 5) -> bool:
+    def ends(self, within: float = HANG_S) -> bool:
         self._thread.join(within)
         return not self._thread.is_alive()
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muon_offload_cli.planner.ownership import deal, pack, slice_bytewise
+from muon_offload_cli.planner.ownership import (
+    by_size_and_group,
+    by_size_and_place,
+    deal,
+    pack,
+    slice_bytewise,
+)
 from muon_offload_cli.planner.tensors import Optimizer, TensorInfo
 from tests.planner.plans import tensor
 
@@ -54,7 +62,7 @@ def test_no_rank_has_more_than_the_least_loaded_one_and_a_parameter(
 
 def test_dealing_goes_up_and_down_by_size() -> None:
     # The example of _shard_params_ping_pong: 4 ranks, 10 parameters sorted by size.
-    owners = deal([tensor(size) for size in range(10)], 4, 1)
+    owners = deal(by_size_and_group([tensor(size) for size in range(10)]), 4, 1)
     assert owners == [0, 1, 2, 3, 3, 2, 1, 0, 0, 1]
 
 
@@ -65,8 +73,16 @@ def test_dealing_takes_muon_before_adam_and_experts_apart() -> None:
         tensor(8, expert=True),
         tensor(8),
     ]
-    # Muon's two dense ones first, then Adam's; the expert is the first of its own group.
-    assert deal(mixed, 2, 2) == [1, 0, 0, 1]
+    # Muon's two dense ones first, then the expert, the first of its own group, then Adam's.
+    dealt = by_size_and_group(mixed)
+    assert dealt == [mixed[1], mixed[3], mixed[2], mixed[0]]
+    assert deal(dealt, 2, 2) == [0, 1, 0, 1]
+
+
+def test_the_compact_layout_deals_equals_from_the_last_chunk_by_chunk() -> None:
+    first, last = tensor(8), replace(tensor(8), name="last")
+    later_chunk = replace(tensor(8), chunk=1)
+    assert by_size_and_place([first, last, later_chunk, tensor(4)]) == [tensor(4), last, first, later_chunk]
 
 
 @given(numels, st.integers(1, 9), sizes)

@@ -13,6 +13,7 @@ from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.planner.distribution import ranks_by_place
 from muon_offload_cli.planner.tensors import Layers, Optimizer
 from muon_offload_cli.topology import Topology
+from tests.fakes.fake_torchrun import HANG_S
 from tests.planner.plans import planner
 
 RECIPES = sorted(find_recipes())
@@ -111,6 +112,6 @@ def test_planning_imports_neither_torch_nor_megatron() -> None:
         "assert code == 0, code; assert not {'torch', 'megatron'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stderr

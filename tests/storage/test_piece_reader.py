@@ -53,7 +53,7 @@ def test_a_whole_file_and_any_range_of_it_are_read(sources: Sources, file: Path)
         reader.close()
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(start=st.integers(0, SIZE), length=st.integers(0, SIZE))
 def test_ranges_are_what_the_file_has_there(sources: Sources, file: Path, start: int, length: int) -> None:
     length = min(length, SIZE - start)
@@ -115,7 +115,7 @@ def store(tmp_path: Path) -> Iterator[DirectStore]:
         yield made
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cuts=st.lists(st.integers(1, 2 * PIECE_BYTES // 512), min_size=1, max_size=6, unique=True))
 def test_neighbours_that_share_pages_are_placed_side_by_side(store: DirectStore, cuts: list[int]) -> None:
     places = [0, *(512 * cut for cut in sorted(cuts))]

@@ -62,7 +62,7 @@ def test_the_file_is_the_bytes_in_order_and_pieces_hash_them(store: Store, tmp_p
     assert set(boundaries) <= {0, *ends}
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cuts=st.lists(st.tuples(st.integers(0, SIZE // 512 - 1), st.integers(1, 3 * 2**20)), max_size=6))
 def test_any_ranges_of_a_store_arrive(store: Store, tmp_path: Path, cuts: list[tuple[int, int]]) -> None:
     view = store.view(Extent(0, SIZE))
@@ -143,3 +143,14 @@ def resident_bytes(view: memoryview) -> int:
         if start <= address < end:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
     raise AssertionError("the view is in no mapping")
+
+
+def test_a_byte_of_a_direct_store_that_is_touched_brings_no_others_with_it(store: Store) -> None:
+    def advised() -> bool:
+        """Whether the kernel is told not to read ahead, anywhere in this process's memory."""
+        return any("rr" in line.split() for line in Path("/proc/self/smaps").read_text().splitlines())
+
+    assert not advised()
+    with Sources([store]):
+        assert advised() == store.direct
+    assert not advised()

@@ -24,6 +24,7 @@ from muon_offload_cli.storage.store import StoreError
 from muon_offload_cli.storage.system_calls import SYSTEM
 from muon_offload_cli.units import GIB, MIB
 from tests.fakes.drive import directory_on_a_drive, small_filesystem
+from tests.fakes.fake_torchrun import HANG_S
 from tests.fakes.stores import failing_calls, interrupted_calls
 
 
@@ -216,7 +217,7 @@ time.sleep(60)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=HANG_S)
     assert list(directory.iterdir()) == []
 
 
@@ -250,7 +251,7 @@ def test_what_was_reserved_can_be_written_on_a_disk_that_filled_up_since(tmp_pat
 
 def _run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -22,6 +22,7 @@ from muon_offload_cli.errors import UserError
 from muon_offload_cli.tokens import text_corpus
 from muon_offload_cli.tokens.pair_writer import PairWriter
 from muon_offload_cli.tokens.preparation import PreparedTokens, prepare, unigram_entropy
+from tests.fakes.fake_torchrun import HANG_S
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_processes_that_prepare_at_the_same_time_write_once(data):
         process.stdin.write("g")
         process.stdin.flush()
     for process in processes:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 0
         outputs.append(output)
     assert len(set(outputs)) == 1

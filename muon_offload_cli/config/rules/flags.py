@@ -68,6 +68,9 @@ def _same_names() -> Iterator[tuple[str, str]]:
 OURS: dict[str, str] = dict(_same_names()) | _OTHER_NAMES
 """Flags that a key of ours gives; the value is that key."""
 
+LAYOUT_OPT_IN = "--use-layer-wise-param-layout"
+"""Flag of Megatrons whose default is the compact layout, the other than that of `megatron.param_layout`."""
+
 EVERYWHERE = frozenset({"recompute_granularity", "recompute_method", "recompute_num_layers"})
 """Flags that every Megatron which can train here has, so that its parser need not be asked for them."""
 
