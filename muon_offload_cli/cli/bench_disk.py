@@ -17,6 +17,9 @@ LARGEST_PART = 10
 
 SMALLEST_MIB = 64
 
+SLACK = 0.1
+"""What other threads must gain before they are advised: measurements differ by as much."""
+
 _ELSEWHERE = "muon-offload bench-disk /a/folder/on/a/local/drive"
 
 
@@ -49,15 +52,69 @@ def bench_disk(
     lines = _run([str(directory), "--size-mib", str(size)], seconds)
     about, cases = lines[0], [line for line in lines if "way" in line]
     record, kept = _keep(directory, cases)
+    choice = choose([case for case in cases if case["way"] == "both"])
     if json:
-        typer.echo(text.dumps({"about": about, "cases": cases, "kept": record, "file": kept}, indent=1))
+        found = {"about": about, "cases": cases, "choice": choice, "kept": record, "file": kept}
+        typer.echo(text.dumps(found, indent=1))
         return
     _show(directory, about, cases)
+    _tell(choice)
     rates = f"{record['read'] / 1e9:.2f} GB/s read and {record['written'] / 1e9:.2f} GB/s written at once"
     typer.echo(
         f"{rates}, {record['threads']} + {record['threads']} threads of 8 MiB"
         + (f"; kept in {kept}" * bool(kept))
     )
+
+
+def choose(both: list[dict[str, Any]]) -> dict[str, Any]:
+    """Choose request size and threads, and judge what the engine does without a choice by it.
+
+    Args:
+        both: Measurements of reads and writes at once.
+
+    Returns:
+        ``request_bytes`` and ``threads`` of the fastest, ``rate``, its bytes a second both ways together, and
+        ``default``, what the engine's own request and threads make, as a part of that. ``io_threads``: threads
+        that make more than a tenth more than the default ones with the engine's requests; None: there are none.
+    """
+    default = _default_of(both)
+    best = max(both, key=_both_ways)
+    same_request = [case for case in both if case["request_bytes"] == default["request_bytes"]]
+    threads = max(same_request, key=_both_ways)
+    worth_it = _both_ways(threads) * (1 - SLACK) > _both_ways(default)
+    return {
+        "request_bytes": best["request_bytes"],
+        "threads": best["threads"],
+        "rate": _both_ways(best),
+        "default": _both_ways(default) / _both_ways(best) if _both_ways(best) else 1.0,
+        "io_threads": threads["threads"] if worth_it else None,
+    }
+
+
+def _both_ways(case: dict[str, Any]) -> float:
+    rate: float = case["read"] + case["written"]
+    return rate
+
+
+def _default_of(both: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the engine asks for, with 8 threads a direction; on a small file, the nearest there is."""
+    from muon_offload_cli.units import PIECE_BYTES
+
+    return min(both, key=lambda case: (abs(case["request_bytes"] - PIECE_BYTES), abs(case["threads"] - 8)))
+
+
+def _tell(choice: dict[str, Any]) -> None:
+    from muon_offload_cli.units import format_bytes
+
+    request = format_bytes(choice["request_bytes"])
+    typer.echo(
+        f"fastest: {choice['threads']} + {choice['threads']} threads of {request}, "
+        f"{choice['rate'] / 1e9:.2f} GB/s both ways together; the defaults make {choice['default']:.0%} of it"
+    )
+    if choice["io_threads"] is not None:
+        typer.echo(
+            f"offload.io_threads={choice['io_threads']} is faster by more than {SLACK:.0%}: worth setting"
+        )
 
 
 def _check_ranges(size_mb: int, seconds: float) -> None:
@@ -150,18 +207,15 @@ def _keep(directory: Path, cases: list[dict[str, Any]]) -> tuple[dict[str, Any],
 
     from muon_offload_cli.machine.drives import DriveRecord, remember
     from muon_offload_cli.machine.filesystem import inspect
-    from muon_offload_cli.units import PIECE_BYTES
 
-    both = [case for case in cases if case["way"] == "both"]
-    # What the engine asks for, with 8 threads a direction; on a small file, the nearest that was measured.
-    best = min(both, key=lambda case: (abs(case["request_bytes"] - PIECE_BYTES), abs(case["threads"] - 8)))
+    default = _default_of([case for case in cases if case["way"] == "both"])
     record = DriveRecord(
         host=socket.gethostname(),
         mount_point=inspect(directory).mount_point,
-        read=best["read"],
-        written=best["written"],
-        request_bytes=best["request_bytes"],
-        threads=best["threads"],
+        read=default["read"],
+        written=default["written"],
+        request_bytes=default["request_bytes"],
+        threads=default["threads"],
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     try:

@@ -316,6 +316,24 @@ def test_a_file_that_is_larger_than_the_drive_allows_is_cut_and_that_is_said(
     assert "MiB is used, not of 99999999" in capsys.readouterr().err
 
 
+def pair(mib: int, threads: int, rate: float) -> dict[str, object]:
+    return {"way": "both", "request_bytes": mib * MIB, "threads": threads, "read": rate, "written": rate}
+
+
+def test_the_fastest_pair_is_chosen_and_threads_are_advised_where_they_gain_much() -> None:
+    default, close = pair(8, 8, 1.0), pair(8, 16, 1.05)
+    chosen = bench_disk.choose([default, close, pair(1, 8, 0.2), pair(16, 4, 1.25)])
+    assert chosen == {
+        "request_bytes": 16 * MIB,
+        "threads": 4,
+        "rate": 2.5,
+        "default": 0.8,
+        "io_threads": None,
+    }
+    chosen = bench_disk.choose([default, close, pair(8, 4, 1.25)])
+    assert (chosen["threads"], chosen["default"], chosen["io_threads"]) == (4, 0.8, 4)
+
+
 @pytest.mark.usefixtures("nearly_full")
 def test_a_nearly_full_drive_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["bench-disk", str(tmp_path)]) == 3
