@@ -285,7 +285,7 @@ class ResumeConfig:
     Attributes:
         source: ``auto``: the newest complete checkpoint below `checkpoint.directory`, or a new start if there
             is none; a number: that step of it; a path: a checkpoint directory or one ``iter_N`` folder in it;
-            ``none`` or null: a new start.
+            ``none`` or null: a new start, which saves only where no checkpoint stands.
         step: Step to load from a path; null: the newest complete one. The launcher fills it in.
         weights_only: Take the weights and begin a new run with them.
     """

@@ -13,7 +13,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from muon_offload_cli.checkpoints.names import SEAL, step_folder
-from muon_offload_cli.checkpoints.seal import Seal
+from muon_offload_cli.checkpoints.seal import FileSeal, Seal, hash_piece
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.checkpoint_io import Incoming
 from muon_offload_cli.megatron.substitute import Substitutions
@@ -27,11 +27,17 @@ SAVED = {"small": torch.arange(100.0), "large": torch.arange(90_000.0).reshape(3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of torch's own writer, sealed."""
+    """A checkpoint of torch's own writer, sealed in pieces smaller than a tensor's archive, as ours are."""
     folder = step_folder(forged.save(tmp_path_factory.mktemp("saved"), 2).parent, 4)
     checkpoint.save(SAVED, storage_writer=FileSystemWriter(folder), no_dist=True)
-    forged.seal(folder, 4).write(folder)
+    files = {path.name: in_pieces(path.read_bytes()) for path in folder.iterdir()}
+    forged.seal(folder, 4, files=files).write(folder)
     return folder
+
+
+def in_pieces(data: bytes) -> FileSeal:
+    pieces = [data[start : start + 500] for start in range(0, len(data), 500)]
+    return FileSeal(size=len(data), pieces=tuple((len(piece), hash_piece(piece)) for piece in pieces))
 
 
 @pytest.fixture(scope="module")
