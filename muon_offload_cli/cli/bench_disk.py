@@ -74,8 +74,9 @@ def choose(both: list[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         ``request_bytes`` and ``threads`` of the fastest, ``rate``, its bytes a second both ways together, and
-        ``default``, what the engine's own request and threads make, as a part of that. ``io_threads``: threads
-        that make more than a tenth more than the default ones with the engine's requests; None: there are none.
+        ``default``, what the engine's own request and threads make, as a part of that. ``io_threads``:
+        threads that make more than a tenth more than the default ones with the engine's requests; None: there
+        are none.
     """
     default = _default_of(both)
     best = max(both, key=_both_ways)

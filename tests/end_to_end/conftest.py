@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fake_torchrun
 import pytest
 
-from tests.end_to_end.runs import TP2_EP2, Run, train
+from tests.end_to_end import runs
+from tests.end_to_end.runs import TP2_EP2, train
+from tests.end_to_end.saving import ONE, Saved, Started, complete, engine_words, saving
 from tests.fakes.drive import directory_on_a_drive
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Saved:
-    """A run and where it saved."""
-
-    run: Run
-    checkpoints: Path
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +23,46 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     run = train(root / "run", *TP2_EP2, "offload=none", *words)
     assert run.exit_code == 0, run.output
     return Saved(run=run, checkpoints=root / "saved")
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """One rank, six steps, saved at 2, 4 and 6, kept 2."""
+    root = tmp_path_factory.mktemp("single")
+    state = directory_on_a_drive(root) / "state"
+    run = train(
+        root / "run",
+        *ONE,
+        *engine_words("disk", state),
+        *saving(root / "saved", interval=2),
+        "checkpoint.keep=2",
+    )
+    assert run.exit_code == 0, run.output
+    assert complete(root / "saved") == [4, 6]
+    return Saved(run=run, checkpoints=root / "saved")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    begun: list[Started] = []
+
+    def run(*words: str) -> Started:
+        folder = tmp_path / f"run_{len(begun)}"
+        process = subprocess.Popen(
+            runs.command(folder, *words),
+            env=runs.environment(),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        begun.append(Started(process=process, folder=folder))
+        return begun[-1]
+
+    yield run
+    for each in begun:
+        each.process.kill()
+        each.process.communicate()
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Saved
 from tests.end_to_end.planned import assert_as_planned
 from tests.end_to_end.runs import DP2, TP2_EP2, Run, train
+from tests.end_to_end.saving import Saved
 
 MEGATRON_018 = os.environ.get("MUON_OFFLOAD_MEGATRON_018", "")
 RESIDENT = ("offload=none",)

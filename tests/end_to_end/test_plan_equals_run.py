@@ -13,7 +13,7 @@ from tests.end_to_end.runs import DP2, state, train
 
 
 def test_planned_bytes_of_a_delta_net_equal_reported_bytes(tmp_path: Path, directory: Path) -> None:
-    # test_bit_identity.py and test_checkpoints.py hold their runs of other layouts against the plan.
+    # test_bit_identity.py and test_resume.py hold their runs of other layouts against the plan.
     words = (
         *DP2,
         "model=tiny_delta",

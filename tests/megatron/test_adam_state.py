@@ -1,4 +1,4 @@
-"""Collecting Adam's state for a checkpoint; tests/end_to_end/test_checkpoints.py saves and loads it."""
+"""Collecting Adam's state for a checkpoint; tests/end_to_end/test_saving_costs.py saves and loads it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Adaptive Muon with its state in the offloader's tiers, beside the same optimizer resident.
 
-The way through a whole run and its checkpoints is in tests/end_to_end/test_checkpoints.py.
+The way through a whole run and its checkpoints is in tests/end_to_end/test_resume.py.
 """
 
 from __future__ import annotations
