@@ -22,3 +22,8 @@ def format_bytes(num_bytes: float) -> str:
 def round_up(value: int, multiple: int) -> int:
     """Return the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things, ``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -20,7 +20,7 @@ from muon_offload_cli.planner.cost import GB, Bandwidth, StepCost
 from muon_offload_cli.planner.fit import Fit
 from muon_offload_cli.planner.picture import bars_of, name_ranks
 from muon_offload_cli.planner.plan import RunPlan
-from muon_offload_cli.units import format_bytes
+from muon_offload_cli.units import counted, format_bytes
 
 KINDS_SHOWN = 8
 BAR_CELLS = 32
@@ -64,7 +64,7 @@ def figures(
             f"{format_bytes(rank.gradient_copy_bytes)} more there: fp32 copies of bf16 gradients, all at once"
         )
         lines.append(("  while it steps", text))
-    lines.append(("  keeps open", f"{_count(rank.open_files, 'file')}, {_count(rank.maps, 'mapping')}"))
+    lines.append(("  keeps open", f"{counted(rank.open_files, 'file')}, {counted(rank.maps, 'mapping')}"))
     if plan.largest is not None:
         lines.append(("largest parameter", f"{plan.largest.name} {_shape(plan.largest.shape)}"))
     for large in plan.oversized:
@@ -126,7 +126,7 @@ def show(
     for row in bar_rows(plan):
         console.print(row)
     if differences is not None:
-        ranks = _count(len(differences.ranks), "rank")
+        ranks = counted(len(differences.ranks), "rank")
         built = f"{ranks}, {differences.tensors} tensors, {differences.layers} layers"
         state = "agrees with" if not differences.found else "differs from"
         console.print(f"the plan {state} Megatron's own modules ({built})")
@@ -230,7 +230,7 @@ def _model(plan: RunPlan) -> str:
 
 
 def _chunks(on_disk: int, total: int) -> str:
-    return _count(on_disk, "chunk") if on_disk == total else f"{on_disk} of {total} chunks"
+    return counted(on_disk, "chunk") if on_disk == total else f"{on_disk} of {total} chunks"
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -271,7 +271,3 @@ def _rate(value: float) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

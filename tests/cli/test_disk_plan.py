@@ -123,7 +123,7 @@ def test_a_drive_that_is_too_small_is_told_before_anything_starts(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run([command, RECIPE, "device=cpu"]) == 3
-    assert "4 ranks need 54.12 MiB" in capsys.readouterr().err
+    assert "4 ranks would need 54.12 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("nearly_full")

@@ -10,7 +10,7 @@ from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import in_range
 from muon_offload_cli.config.schema import Config, Device, Engine, OffloadConfig
 from muon_offload_cli.errors import Level, Problem
-from muon_offload_cli.units import GIB, MIB, PIECE_BYTES, format_bytes
+from muon_offload_cli.units import GIB, MIB, PIECE_BYTES, counted, format_bytes
 
 DEFAULTS = OffloadConfig()
 REQUEST_MB = PIECE_BYTES // MIB
@@ -104,13 +104,16 @@ def _held(config: Config, facts: MachineFacts) -> str:
     parts = {"staging rings": facts.planned.staging_bytes, "for want of a GPU": _on_device(config, facts)}
     shown = ", ".join(f"{format_bytes(size)} of it {name}" for name, size in parts.items() if size)
     held = format_bytes(_needed(config, facts) or 0) + f" ({shown})" * bool(shown)
-    return f"{config.launcher.ranks_per_node} ranks would hold {held} in host memory"
+    return f"{counted(config.launcher.ranks_per_node, 'rank')} would hold {held} in host memory"
 
 
 def _held_less(config: Config, facts: MachineFacts, room: int) -> str:
     """Name what to lower: the rings if they alone are too large, else the budget."""
     room -= _on_device(config, facts)
-    if room < 0:
+    rings = min(
+        facts.planned.staging_bytes, round(config.launcher.ranks_per_node * DEFAULTS.staging_mb * MIB)
+    )
+    if config.device is Device.cpu and room < rings:
         return ON_GPUS
     if config.offload.engine is Engine.host:
         return "offload.engine=disk"

@@ -18,7 +18,7 @@ from muon_offload_cli.config.rules.facts import DirectoryFacts, MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Level, Problem, override
-from muon_offload_cli.units import format_bytes
+from muon_offload_cli.units import counted, format_bytes
 
 SPEED_RATIO = 1.25
 """Measurements of one drive, one after another, differ by less (docs/lab-log.md)."""
@@ -102,7 +102,7 @@ def space(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Pr
         names = as_word([str(known[position].path) for position in group])
         others = f" (or leave {names} out)" if len(group) < len(known) else ""
         yield Problem(
-            what=f"{config.launcher.ranks_per_node} ranks need {format_bytes(needed)} on "
+            what=f"{counted(config.launcher.ranks_per_node, 'rank')} would need {format_bytes(needed)} on "
             f"{first.mount_point} ({first.kind}), which has {format_bytes(first.free_bytes)} free "
             f"({KEY}={names}).",
             fix=f"free {format_bytes(needed - first.free_bytes)}, set {KEY} to a larger mount{others}, or "

@@ -11,6 +11,7 @@ from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import has_flag
 from muon_offload_cli.config.schema import Config, Device, Engine
 from muon_offload_cli.errors import Problem
+from muon_offload_cli.units import counted
 
 
 @rule(name="found", reason="A missing or broken installation is told before anything starts.", machine=True)
@@ -109,7 +110,7 @@ def gpus_here(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
         ranks, gpus = config.launcher.ranks_per_node, facts.num_gpus
         elsewhere = "a machine with more GPUs, or --rehearse on CPU ranks"
         yield Problem(
-            what=f"launcher.ranks_per_node={ranks}, and this machine has {gpus} GPUs. "
+            what=f"launcher.ranks_per_node={ranks}, and this machine has {counted(gpus or 0, 'GPU')}. "
             f"{facts.layouts_told}".rstrip(),
             fix=facts.layouts_fix or (elsewhere if facts.layouts_told else on_cpus(config, facts)),
             keys=("launcher.ranks_per_node", "device"),

@@ -14,7 +14,7 @@ from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.vocabulary import vocabulary_size
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.topology import Topology
-from muon_offload_cli.units import round_up
+from muon_offload_cli.units import counted, round_up
 
 
 def topology_of(config: Config) -> Topology:
@@ -279,7 +279,7 @@ def gpus_per_node(config: Config, written: Set[str], facts: MachineFacts) -> Ite
     if gpus is not None and 1 <= gpus < ranks:
         yield Problem(
             what=f"launcher.ranks_per_node={ranks}, and a node of cluster={config.cluster.name} "
-            f"has {gpus} GPUs.",
+            f"has {counted(gpus, 'GPU')}.",
             fix=laid_out(config),
             keys=("launcher.ranks_per_node", "cluster.gpus_per_node"),
         )
