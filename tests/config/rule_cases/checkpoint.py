@@ -8,7 +8,8 @@ from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.config.rules import MachineFacts, PlannedFacts
 from tests.config.rule_cases.case import Case, in_folders, on_disk
 
-KEEP_1 = "checkpoint.keep=1 checkpoint.directory=/c"
+SAVED = "checkpoint.directory=/c"
+KEEP_1 = f"checkpoint.keep=1 {SAVED}"
 
 
 def _saving(free_bytes: int, saves: int, standing: int = 0) -> MachineFacts:
@@ -50,7 +51,7 @@ CASES = [
     ),
     Case("weights-only", "resume.weights_only=true resume=/c checkpoint.directory=/c"),
     Case("checkpoint-space", "", "", in_folders(free_bytes=999), in_folders(free_bytes=1000)),
-    Case("checkpoint-space", "", "", _saving(4999, saves=5), _saving(5000, saves=5)),
+    Case("checkpoint-space", SAVED, SAVED, _saving(4999, saves=5), _saving(5000, saves=5)),
     Case("checkpoint-space", KEEP_1, KEEP_1, _saving(1999, saves=5), _saving(2000, saves=5)),
     # The one that the run goes on from has its room.
     Case("checkpoint-space", KEEP_1, KEEP_1, _saving(999, 5, standing=1), _saving(1000, 5, standing=1)),
