@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from muon_offload_cli.checkpoints.listing import interrupted_bytes
+from muon_offload_cli.checkpoints.names import SAVING, step_folder
 from muon_offload_cli.cli import bench_disk, main, planning
 from muon_offload_cli.cli.exact import compare_rank
 from muon_offload_cli.config import probe_cache
@@ -153,6 +155,23 @@ def test_room_is_asked_for_the_checkpoints_that_stand_at_once(
     # The one that it goes on from has its room.
     assert main.run(["disk-plan", *words, "checkpoint.interval=1", "checkpoint.keep=1", "resume=auto"]) == 0
     assert f" {format_bytes(one)} needed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["check-config", "disk-plan"])
+def test_a_run_whose_save_was_interrupted_goes_on_where_its_remains_make_room(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "saved"
+    forged.save(saved, 2)
+    forged.write_files(step_folder(saved / SAVING, 3))
+    left = interrupted_bytes(saved)
+    assert left > 0
+    kept = ["checkpoint.interval=1", "checkpoint.keep=1", "train.steps=5", "resume=auto"]
+    words = [command, RECIPE, "offload.engine=host", f"checkpoint.directory={saved}", *kept]
+    one = planner("tiny").plan().checkpoint_bytes
+    for free, code in ((one - left, 0), (one - left - 1, 3)):
+        monkeypatch.setattr(filesystem.os, "statvfs", lambda _, free=free: Figures(10**9, 1, free, 0))
+        assert main.run(words) == code
 
 
 def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
