@@ -68,6 +68,11 @@ def list_checkpoints(directory: Path) -> list[Found]:
     return sorted(found, key=lambda each: (each.step, each.complete))
 
 
+def interrupted_bytes(directory: Path) -> int:
+    """Return the bytes that an interrupted save or deletion left; the next save removes them first."""
+    return _size_of(directory / SAVING)
+
+
 def _entries(directory: Path) -> list[Path]:
     """Return what lies in `directory`; nothing where it is not there, or is no more: a run may be saving."""
     try:

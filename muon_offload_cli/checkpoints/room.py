@@ -13,16 +13,18 @@ class Coming:
     Attributes:
         saves: Checkpoints that it writes until its last step.
         standing: Checkpoints that it goes on from and may delete.
+        freed: Bytes that an interrupted save left, which the next one removes before it writes.
     """
 
     saves: int = 1
     standing: int = 0
+    freed: int = 0
 
     @classmethod
-    def of(cls, *, steps: int, interval: int, begin: int = 0, standing: int = 0) -> Coming:
+    def of(cls, *, steps: int, interval: int, begin: int = 0, standing: int = 0, freed: int = 0) -> Coming:
         """Count the saves after step `begin`: one every `interval`, and the last step; 0: that alone."""
         saves = 1 if interval < 1 else math.ceil(steps / interval) - begin // interval
-        return cls(saves=max(1, saves), standing=standing)
+        return cls(saves=max(1, saves), standing=standing, freed=freed)
 
     def more(self, keep: int | None) -> int:
         """Return how many more stand at once; with `checkpoint.keep` older ones go when one is whole."""

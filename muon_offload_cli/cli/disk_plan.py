@@ -124,7 +124,8 @@ def _fit(config: Config, planner: Planner, plan: RunPlan, judged: bool) -> Fit:
         mounts=[inspect(Path(directory)) for directory in directories or ()],
         others=local_mounts(),
         headroom_bytes=headroom_bytes(),
-        checkpoints=checkpoints_to_come(config).more(config.checkpoint.keep),
+        coming=checkpoints_to_come(config),
+        keep=config.checkpoint.keep,
         checkpoint_mount=None if saved is None else inspect(Path(saved).absolute()),
     )
     return judge_fit(plan, space, settings, planner.plan)

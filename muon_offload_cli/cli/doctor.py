@@ -99,7 +99,7 @@ def _candidates() -> list[Path]:
     from muon_offload_cli.config.diagnosis import scratch_paths
     from muon_offload_cli.config.locations import default_offload_directory
     from muon_offload_cli.errors import UserError
-    from muon_offload_cli.machine.filesystem import NETWORK_KINDS
+    from muon_offload_cli.machine.filesystem import is_network_kind
     from muon_offload_cli.machine.mounts import read_mounts
 
     try:
@@ -113,7 +113,7 @@ def _candidates() -> list[Path]:
     drives = [
         mount.mount_point
         for mount in mounts
-        if (mount.kind in _DRIVE_KINDS | NETWORK_KINDS or mount.kind.startswith("fuse"))
+        if (mount.kind in _DRIVE_KINDS or is_network_kind(mount.kind))
         and mount.mount_point != "/"
         and not mount.mount_point.startswith(_SYSTEM_MOUNTS)
         and Path(mount.mount_point).is_dir()

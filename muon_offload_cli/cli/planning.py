@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Set
 from pathlib import Path
 
-from muon_offload_cli.checkpoints.listing import list_checkpoints
+from muon_offload_cli.checkpoints.listing import interrupted_bytes, list_checkpoints
 from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.config.probing import has_compact_layout
 from muon_offload_cli.config.rules import MachineFacts, ParameterFacts, PlannedFacts, check, refuses
@@ -152,7 +152,13 @@ def checkpoints_to_come(config: Config) -> Coming:
             begin = config.resume.step or 0
             found = list_checkpoints(Path(str(config.checkpoint.directory)))
             standing = sum(each.complete and each.seal is not None and each.step <= begin for each in found)
-    return Coming.of(steps=config.train.steps, interval=saving.interval, begin=begin, standing=standing)
+    return Coming.of(
+        steps=config.train.steps,
+        interval=saving.interval,
+        begin=begin,
+        standing=standing,
+        freed=interrupted_bytes(Path(str(config.checkpoint.directory))),
+    )
 
 
 def plan_for_rules(config: Config, written: Set[str]) -> PlannedFacts:

@@ -11,7 +11,7 @@ from muon_offload_cli.machine.anonymous_file import enable_direct_io, open_anony
 from muon_offload_cli.machine.mounts import MountEntry, mount_of, read_mounts
 
 MEMORY_KINDS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs"})
-NETWORK_KINDS = frozenset(
+_NETWORK_KINDS = frozenset(
     {
         "9p",
         "afs",
@@ -19,12 +19,6 @@ NETWORK_KINDS = frozenset(
         "ceph",
         "cifs",
         "coda",
-        "fuse.ceph",
-        "fuse.gcsfuse",
-        "fuse.glusterfs",
-        "fuse.juicefs",
-        "fuse.s3fs",
-        "fuse.sshfs",
         "gfs2",
         "glusterfs",
         "gpfs",
@@ -43,6 +37,11 @@ NETWORK_KINDS = frozenset(
 )
 
 
+def is_network_kind(kind: str) -> bool:
+    """Tell whether such a filesystem is reached over a network, or through FUSE, which does not say."""
+    return kind in _NETWORK_KINDS or kind.startswith("fuse")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mount:
     """The filesystem under a directory.
@@ -54,7 +53,7 @@ class Mount:
         device: Number of its filesystem (``st_dev``), the same wherever that is mounted.
         kind: Type of the filesystem, such as ``xfs``; ``unknown`` if that cannot be found out.
         is_memory: Its files live in host memory.
-        is_network: Its files live on another machine.
+        is_network: It is reached over a network, or through FUSE.
         total_bytes: Size of the filesystem.
         free_bytes: What an ordinary user may still write (``f_bavail``).
         writable: This user may create files in the directory, or create it in its nearest existing parent.
@@ -96,7 +95,7 @@ def inspect(path: Path, *, mounts: list[MountEntry] | None = None) -> Mount:
         device=device,
         kind=kind,
         is_memory=kind in MEMORY_KINDS,
-        is_network=kind in NETWORK_KINDS,
+        is_network=is_network_kind(kind),
         total_bytes=figures.f_blocks * figures.f_frsize,
         free_bytes=figures.f_bavail * figures.f_frsize,
         writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) and not read_only,

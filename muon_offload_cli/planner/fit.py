@@ -22,12 +22,13 @@ class Fit:
 
     Attributes:
         needed_bytes: What ranks of the fullest machine reserve in the offload directories.
-        checkpoint_bytes: What this machine's part of the checkpoints takes on the same filesystems.
+        checkpoint_bytes: What this machine's part of the checkpoints takes on the same filesystems, beside
+            what an interrupted save left there.
         free_bytes: What is free there; None if no directory is used or nothing is known of it.
         rooms: The filesystems, each once.
         saved_on: The filesystem of the checkpoints if no offload directory is on it; None: it is, or none is
             known.
-        saved_bytes: What they take there.
+        saved_bytes: What they take there, counted so too.
         host_needed_bytes: Host memory for state and staging.
         headroom_bytes: Host memory that there is; None: not known.
         problems: Why it does not fit, each with what would make it fit; empty if it fits.
@@ -80,7 +81,7 @@ def judge_fit(
         if room.state_bytes(plan) > room.state_room
     ]
     if saved_on is not None and saved_bytes > saved_on.free_bytes:
-        problems.append(_no_room_for_checkpoints(saved_on, saved_bytes))
+        problems.append(_no_room_for_checkpoints(plan, space, saved_on, saved_bytes))
     if space.headroom_bytes is not None and host > space.headroom_bytes:
         problems.append(_no_memory(plan, space.headroom_bytes, host, settings))
     return Fit(
@@ -110,12 +111,14 @@ def _no_room(plan: RunPlan, room: Room, ways: Iterable[str]) -> Problem:
     )
 
 
-def _no_room_for_checkpoints(mount: Mount, needed: int) -> Problem:
+def _no_room_for_checkpoints(plan: RunPlan, space: NodeSpace, mount: Mount, needed: int) -> Problem:
     key, short = "checkpoint.directory", format_bytes(needed - mount.free_bytes)
+    keep = space.keep_within(plan, mount.free_bytes)
+    larger = f"free {short} on {mount.mount_point}, or set {key} to a larger filesystem"
     return Problem(
         what=f"checkpoints need {format_bytes(needed)} on {mount.mount_point} ({mount.kind}), which has "
         f"{format_bytes(mount.free_bytes)} free ({key}={mount.directory}).",
-        fix=f"free {short} on {mount.mount_point}, or set {key} to a larger filesystem",
+        fix=f"checkpoint.keep={keep}" if keep else larger,
         keys=(key,),
         rule="disk-plan",
         exit_code=3,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.config.rules.directories import by_filesystem
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.machine.filesystem import Mount
@@ -15,6 +16,8 @@ from muon_offload_cli.units import GIB
 
 TB = 10**12
 """Drives are sold in powers of ten."""
+
+NOTHING_SAVED = Coming(saves=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +29,8 @@ class Room:
         directories: Its offload directories.
         positions: Their places in `offload.directory`.
         count: Offload directories in all.
-        checkpoint_bytes: What this machine's part of the checkpoints takes there.
+        checkpoint_bytes: What this machine's part of the checkpoints takes there, beside
+            what the next save frees.
     """
 
     mount: Mount
@@ -67,20 +71,30 @@ class NodeSpace:
             known of them.
         others: Other filesystems of the machine that this user may write to.
         headroom_bytes: Host memory that the job could still take; None: not known.
-        checkpoints: Checkpoints that come to stand at once, beside those that are there.
+        coming: Checkpoints that the run saves.
+        keep: `checkpoint.keep`.
         checkpoint_mount: Filesystem that they go to; None: not known.
     """
 
     mounts: Sequence[Mount]
     others: Sequence[Mount]
     headroom_bytes: int | None
-    checkpoints: int = 0
+    coming: Coming = NOTHING_SAVED
+    keep: int | None = None
     checkpoint_mount: Mount | None = None
 
     def checkpoint_bytes(self, plan: RunPlan) -> int:
-        """Return what checkpoints take there: this machine's part, all of them on a network filesystem."""
+        """Return what checkpoints that stand at once take there, beside what the next save frees."""
+        return max(0, self.coming.more(self.keep) * self._one(plan) - self.coming.freed)
+
+    def keep_within(self, plan: RunPlan, room_bytes: int) -> int | None:
+        """Return the largest `checkpoint.keep` that `room_bytes` are enough for; None: there is none."""
+        return self.coming.keep_within((room_bytes + self.coming.freed) // self._one(plan))
+
+    def _one(self, plan: RunPlan) -> int:
+        """Return what one takes there: this machine's part, all of it on a network filesystem."""
         shared = self.checkpoint_mount is not None and self.checkpoint_mount.is_network
-        return self.checkpoints * math.ceil(plan.checkpoint_bytes / (1 if shared else len(plan.nodes)))
+        return math.ceil(plan.checkpoint_bytes / (1 if shared else len(plan.nodes)))
 
     def rooms(self, plan: RunPlan) -> tuple[Room, ...]:
         """Group the offload directories by filesystem."""

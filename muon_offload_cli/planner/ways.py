@@ -31,12 +31,20 @@ def ways_to_fit(
     """
     short = room.state_bytes(plan) - room.state_room
     yield f"free {format_bytes(short)} on {room.mount.mount_point}"
+    yield from _fewer_checkpoints(plan, space, room)
     yield from _without(plan, space, room)
     yield from _other_mounts(space, room, room.fullest(plan).disk_bytes)
     yield from _more_nodes(plan, room)
     if room.state_room > 0:
         yield from _smaller_fraction(settings, replan, room)
         yield from _more_memory(plan, space, settings, replan, room)
+
+
+def _fewer_checkpoints(plan: RunPlan, space: NodeSpace, room: Room) -> Iterator[str]:
+    # State is reserved before a save frees anything.
+    spare = room.mount.free_bytes - room.state_bytes(plan)
+    if room.checkpoint_bytes and spare >= 0 and (keep := space.keep_within(plan, spare)):
+        yield f"checkpoint.keep={keep}"
 
 
 def _without(plan: RunPlan, space: NodeSpace, room: Room) -> Iterator[str]:

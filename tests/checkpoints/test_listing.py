@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muon_offload_cli.checkpoints.listing import content_fault, list_checkpoints, newest
+from muon_offload_cli.checkpoints.keeping import make_room
+from muon_offload_cli.checkpoints.listing import content_fault, interrupted_bytes, list_checkpoints, newest
 from muon_offload_cli.checkpoints.names import SAVING, SEAL, step_folder, step_of
 from muon_offload_cli.checkpoints.seal import Seal
 from tests.checkpoints import forged
@@ -185,6 +186,12 @@ def test_an_interrupted_save_counts_with_what_it_wrote(tmp_path: Path) -> None:
         file.truncate(2**30)
     (found,) = list_checkpoints(tmp_path)
     assert 4096 <= found.size < 2**20
+    assert interrupted_bytes(tmp_path) == found.size
+    # An interrupted deletion too: the next save removes it all.
+    growing.rename(tmp_path / SAVING / "deleted_iter_0000006")
+    assert interrupted_bytes(tmp_path) == found.size
+    make_room(tmp_path)
+    assert interrupted_bytes(tmp_path) == 0
 
 
 def test_a_directory_that_does_not_exist_holds_nothing(tmp_path: Path) -> None:

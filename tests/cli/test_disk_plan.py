@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from muon_offload_cli.checkpoints.listing import interrupted_bytes
+from muon_offload_cli.checkpoints.names import SAVING, step_folder
 from muon_offload_cli.cli import bench_disk, main, planning
 from muon_offload_cli.cli.exact import compare_rank
 from muon_offload_cli.config import probe_cache
@@ -153,6 +155,25 @@ def test_room_is_asked_for_the_checkpoints_that_stand_at_once(
     # The one that it goes on from has its room.
     assert main.run(["disk-plan", *words, "checkpoint.interval=1", "checkpoint.keep=1", "resume=auto"]) == 0
     assert f" {format_bytes(one)} needed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("command", ["check-config", "disk-plan"])
+def test_a_run_whose_save_was_interrupted_goes_on_where_its_remains_make_room(
+    command: str, weights_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, source = tmp_path / "saved", tmp_path / "other" if weights_only else tmp_path / "saved"
+    forged.save(source, 2)
+    forged.write_files(step_folder(saved / SAVING, 3))
+    left = interrupted_bytes(saved)
+    assert left > 0
+    kept = ["checkpoint.interval=1", "checkpoint.keep=1", "train.steps=5"]
+    kept += [f"resume={source}", "resume.weights_only=true"] if weights_only else ["resume=auto"]
+    words = [command, RECIPE, "offload.engine=host", f"checkpoint.directory={saved}", *kept]
+    needed = (2 if weights_only else 1) * planner("tiny").plan().checkpoint_bytes - left
+    for free, code in ((needed, 0), (needed - 1, 3)):
+        monkeypatch.setattr(filesystem.os, "statvfs", lambda _, free=free: Figures(10**9, 1, free, 0))
+        assert main.run(words) == code
 
 
 def test_what_is_wrong_is_refused_as_check_config_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:

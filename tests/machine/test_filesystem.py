@@ -87,6 +87,8 @@ def test_nothing_can_be_created_below_a_file(tmp_path: Path) -> None:
 
 def test_memory_and_network_filesystems_are_recognized(mountinfo: Path) -> None:
     assert inspect(Path("/mnt"), mounts=read_mounts(mountinfo)).is_network
+    mountinfo.write_text(MOUNTINFO.replace("- lustre", "- fuse.mount-s3"))
+    assert inspect(Path("/mnt"), mounts=read_mounts(mountinfo)).is_network
     if not Path("/dev/shm").is_mount():
         pytest.skip("/dev/shm is no mount here")
     assert inspect(Path("/dev/shm")).is_memory

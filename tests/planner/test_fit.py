@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.machine.filesystem import Mount
 from muon_offload_cli.planner.fit import Fit, judge_fit
 from muon_offload_cli.planner.settings import offload_settings
@@ -37,13 +38,18 @@ def mount(free_bytes: int, point: str = "/mnt/nvme0") -> Mount:
 
 
 def fit(
-    free_bytes: int, *, others: tuple[Mount, ...] = (), memory: int = 100 * GIB, checkpoints: int = 0
+    free_bytes: int,
+    *,
+    others: tuple[Mount, ...] = (),
+    memory: int = 100 * GIB,
+    checkpoints: int = 0,
+    freed: int = 0,
 ) -> Fit:
     space = NodeSpace(
         mounts=[mount(free_bytes)],
         others=others,
         headroom_bytes=memory,
-        checkpoints=checkpoints,
+        coming=Coming(saves=checkpoints, freed=freed),
         checkpoint_mount=mount(0),
     )
     return judge_fit(PLANNER.plan(), space, SETTINGS, PLANNER.plan)
@@ -60,6 +66,16 @@ def test_checkpoints_on_the_same_mount_count() -> None:
     short = fit(NEEDED + 2 * checkpoint - 1, checkpoints=2)
     assert short.peak_bytes == NEEDED + 2 * checkpoint
     assert "checkpoints" in short.problems[0].what
+    short = fit(NEEDED + 4 * checkpoint - 1, checkpoints=4)
+    assert "; or checkpoint.keep=2;" in short.problems[0].fix
+
+
+def test_what_an_interrupted_save_left_is_room_for_checkpoints_and_not_for_state() -> None:
+    checkpoint = PLANNER.plan().checkpoint_bytes
+    assert fit(NEEDED + checkpoint, checkpoints=2, freed=checkpoint).fits
+    assert not fit(NEEDED + checkpoint - 1, checkpoints=2, freed=checkpoint).fits
+    assert fit(NEEDED, checkpoints=1, freed=2 * checkpoint).fits
+    assert not fit(NEEDED - 1, checkpoints=1, freed=2 * checkpoint).fits
 
 
 @pytest.mark.parametrize("engine", ["none", "host", "disk"])
@@ -72,11 +88,26 @@ def test_checkpoints_on_a_mount_of_their_own_need_its_room(engine: str) -> None:
             mounts=[mount(NEEDED)] if engine == "disk" else [],
             others=(),
             headroom_bytes=None,
-            checkpoints=2,
+            coming=Coming(saves=2),
             checkpoint_mount=mount(free, "/mnt/saved"),
         )
         problems = judge_fit(run.plan(), space, settings, run.plan).problems
         assert [problem.keys for problem in problems] == ([] if fits else [("checkpoint.directory",)])
+
+
+@pytest.mark.parametrize(("room", "fix"), [(3, "checkpoint.keep=2"), (1, "free ")])
+def test_the_checkpoints_that_fit_may_be_kept(room: int, fix: str) -> None:
+    free = room * PLANNER.plan().checkpoint_bytes - 1
+    space = NodeSpace(
+        mounts=[mount(NEEDED)],
+        others=(),
+        headroom_bytes=None,
+        coming=Coming(saves=9, freed=1),
+        checkpoint_mount=mount(free, "/mnt/saved"),
+    )
+    (problem,) = judge_fit(PLANNER.plan(), space, SETTINGS, PLANNER.plan).problems
+    assert problem.fix.startswith(fix)
+    assert judge_fit(PLANNER.plan(), replace(space, keep=2), SETTINGS, PLANNER.plan).fits is (room == 3)
 
 
 def test_what_is_advised_fits() -> None:

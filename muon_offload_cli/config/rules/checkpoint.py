@@ -104,14 +104,16 @@ def space(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Pr
         for directory, nbytes in zip(facts.directories, planned.directory_bytes, strict=False)
         if directory.device == known.device
     )
-    room, more = max(0, known.free_bytes - state), planned.checkpoints.more(config.checkpoint.keep)
+    coming = planned.checkpoints
+    room, more = max(0, known.free_bytes + coming.freed - state), coming.more(config.checkpoint.keep)
     if known.kind not in PSEUDO_KINDS and room < one * more:
         stand = "one checkpoint takes" if more == 1 else f"{more} checkpoints that stand at once take"
         beside = f" and needs {format_bytes(state)} of it for state" if state else ""
-        keep = planned.checkpoints.keep_within(room // one)
+        left = f", {format_bytes(coming.freed)} more once the next save begins" if coming.freed else ""
+        keep = coming.keep_within(room // one)
         yield Problem(
-            what=f"{stand} {format_bytes(one * more)}, and {key}={known.path} is on "
-            f"{known.mount_point} ({known.kind}), which has {format_bytes(known.free_bytes)} free{beside}.",
+            what=f"{stand} {format_bytes(one * more)}, and {key}={known.path} is on {known.mount_point} "
+            f"({known.kind}), which has {format_bytes(known.free_bytes)} free{beside}{left}.",
             fix=f"checkpoint.keep={keep}" if keep else FOLDERS[key],
             keys=(key,),
             exit_code=3,

@@ -12,8 +12,8 @@ SAVED = "checkpoint.directory=/c"
 KEEP_1 = f"checkpoint.keep=1 {SAVED}"
 
 
-def _saving(free_bytes: int, saves: int, standing: int = 0) -> MachineFacts:
-    coming = Coming(saves=saves, standing=standing)
+def _saving(free_bytes: int, saves: int, standing: int = 0, freed: int = 0) -> MachineFacts:
+    coming = Coming(saves=saves, standing=standing, freed=freed)
     planned = PlannedFacts(checkpoint_bytes=1000, checkpoints=coming)
     return replace(in_folders(free_bytes=free_bytes), planned=planned)
 
@@ -55,5 +55,7 @@ CASES = [
     Case("checkpoint-space", KEEP_1, KEEP_1, _saving(1999, saves=5), _saving(2000, saves=5)),
     # The one that the run goes on from has its room.
     Case("checkpoint-space", KEEP_1, KEEP_1, _saving(999, 5, standing=1), _saving(1000, 5, standing=1)),
+    # What an interrupted save left makes room for the next one.
+    Case("checkpoint-space", KEEP_1, KEEP_1, _saving(299, 5, 1, freed=700), _saving(300, 5, 1, freed=700)),
     Case("checkpoint-space", "", "", _beside_state(1999), _beside_state(2000)),
 ]
