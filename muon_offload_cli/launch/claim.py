@@ -19,7 +19,7 @@ from pathlib import Path
 
 from muon_offload_cli.checkpoints.names import LOCK
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Level, Problem, UserError, does_not_fit, wrong
+from muon_offload_cli.errors import Level, Problem, UserError, does_not_fit, override, wrong
 
 KEY = "checkpoint.directory"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
@@ -100,7 +100,7 @@ def _locks(lock: int, folder: Path) -> bool:
         raise wrong(
             f"{KEY}={folder}: another run saves there now ({holder}), and two would replace each other's "
             "checkpoints.",
-            f"wait until it has ended, or {KEY}={folder}-2",
+            f"wait until it has ended, or {override(KEY, f'{folder}-2')}",
             KEY,
         ) from error
     except OSError as error:

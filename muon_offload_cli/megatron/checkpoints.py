@@ -20,7 +20,7 @@ from muon_offload_cli.checkpoints.names import SAVING, step_folder
 from muon_offload_cli.checkpoints.seal import FileSeal, Seal, seal_file
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import shapes_of
-from muon_offload_cli.errors import UserError, does_not_fit
+from muon_offload_cli.errors import UserError, does_not_fit, override
 from muon_offload_cli.machine.resident import resident_growth
 from muon_offload_cli.megatron.adam_state import collect_one_at_a_time
 from muon_offload_cli.megatron.checkpoint_io import Incoming, Outgoing
@@ -273,8 +273,10 @@ def _cannot_save(directory: Path, error: OSError | None, reason: str) -> UserErr
     if error is None or error.errno in _FULL:
         fix = f"{KEY}=/on/a/larger/drive"
         if earlier:
-            fix += f" resume={directory}; or free space there, then resume=auto checkpoint.keep=1"
+            fix += (
+                f" {override('resume', directory)}; or free space there, then resume=auto checkpoint.keep=1"
+            )
     else:
-        fix = f"{KEY}=/path/you/can/write" + (f" resume={directory}" if earlier else "")
+        fix = f"{KEY}=/path/you/can/write" + (f" {override('resume', directory)}" if earlier else "")
     left = "Earlier checkpoints are whole." if earlier else "There is no earlier checkpoint."
     return does_not_fit(f"{KEY}={directory} cannot be written: {reason}. {left}", fix, KEY)

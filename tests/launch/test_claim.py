@@ -40,6 +40,18 @@ def test_a_second_run_is_refused_with_the_first_ones_name_until_it_has_ended(tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_offered_instead_can_be_pasted_whatever_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    with (
+        sole_saver(saving(folder)),
+        pytest.raises(UserError) as refused,
+        sole_saver(saving(folder)),
+    ):
+        pass
+    (problem,) = refused.value.problems
+    assert problem.fix == f"wait until it has ended, or 'checkpoint.directory=\"{folder}-2\"'"
+
+
 HOLD = """
 import os, subprocess, sys
 from muon_offload_cli.checkpoints.names import LOCK
