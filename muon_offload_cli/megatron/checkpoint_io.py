@@ -256,6 +256,9 @@ def damaged(folder: Path, told: str) -> UserError:
         told: The path of its file, and what is wrong with it.
     """
     step = step_of(folder) or 0
-    earlier = newest([each for each in list_checkpoints(folder.parent) if each.step < step])
+    try:
+        earlier = newest([each for each in list_checkpoints(folder.parent) if each.step < step])
+    except OSError:
+        earlier = None
     fix = override("resume", earlier.folder) if earlier else "resume=/path/of/another/checkpoint"
     return wrong(f"the checkpoint file {told}.", fix, "resume.source")
