@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.watched import Watched
 from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import describe_errno
+from muon_offload_cli.version import VERSION
 
 KEY = "checkpoint.directory"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -159,7 +159,7 @@ class Checkpoints:
             engine=offload.engine.name,
             chunk_mb=offload.chunk_mb,
             versions={
-                "muon_offload": _version(),
+                "muon_offload": VERSION,
                 "megatron_core": megatron_release(),
                 "torch": torch.__version__,
             },
@@ -209,14 +209,6 @@ class Checkpoints:
                 offloader.drop_cache()
         self._observer.loaded(resume.step, time.perf_counter() - began, growth.nbytes)
         return loaded
-
-
-def _version() -> str:
-    try:
-        return metadata.version("muon-offload")
-    except metadata.PackageNotFoundError:
-        # A checkout on PYTHONPATH.
-        return "uninstalled"
 
 
 def _gathered(mine: Any) -> list[Any]:
