@@ -86,7 +86,7 @@ def _usable(directory: str, base: Path) -> Path:
     if step_of(path) is not None:
         raise wrong(
             f"checkpoint.directory={directory} is a checkpoint itself: its folder is meant.",
-            f"checkpoint.directory={path.parent}",
+            override("checkpoint.directory", path.parent),
             "checkpoint.directory",
         )
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
