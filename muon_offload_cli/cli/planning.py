@@ -146,7 +146,7 @@ def checkpoints_to_come(config: Config) -> Coming:
         return Coming(saves=0)
     begin = standing = 0
     # What is wrong with it is told where a checkpoint is chosen.
-    with contextlib.suppress(UserError, OSError):
+    with contextlib.suppress(UserError, OSError, ValueError):
         config, _ = settle_checkpoints(config, Path.cwd())
         if not config.resume.weights_only:
             begin = config.resume.step or 0

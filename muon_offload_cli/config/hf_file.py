@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muon_offload_cli.config.keys import example_of
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.errors import Problem, command, override, wrong
 
 KEY = "model.from_hf"
@@ -24,7 +25,7 @@ def hf_folder(given: str) -> Path:
     if not given:
         raise wrong(f"{KEY}= is empty.", f"{KEY}={example_of(KEY)}", KEY)
     try:
-        folder = Path(given).expanduser().absolute()
+        folder = from_home(given).absolute()
         is_folder, is_file, has_config = folder.is_dir(), folder.is_file(), (folder / CONFIG).is_file()
     except (OSError, ValueError, RuntimeError):  # a NUL byte, the home of an unknown user
         folder, is_folder, is_file, has_config = Path(given[:120]), False, False, False

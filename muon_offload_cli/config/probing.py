@@ -153,7 +153,7 @@ def _is_folder(path: Path) -> bool:
 
 def root_of(megatron_path: str | None) -> str | None:
     """Return the absolute folder of a checkout that goes before the installed package, if there is one."""
-    return str(Path(megatron_path).expanduser().absolute()) if megatron_path else None
+    return str(from_home(megatron_path).absolute()) if megatron_path else None
 
 
 CLEARED = {

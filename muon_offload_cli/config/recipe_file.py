@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from muon_offload_cli.config.keys import FREE_PREFIX, is_known, nearest
-from muon_offload_cli.config.locations import RECIPE_SUFFIXES, find_recipes
+from muon_offload_cli.config.locations import RECIPE_SUFFIXES, find_recipes, from_home
 from muon_offload_cli.config.overrides import check_key, example_recipe, normal_flag, short, unknown_option
 from muon_offload_cli.errors import Problem, wrong
 
@@ -22,7 +22,7 @@ def find_recipe(recipe: str, recipe_directories: Sequence[Path] = ()) -> Path:
         UserError: There is none; names the nearest ones.
     """
     if "/" in recipe or recipe.endswith(RECIPE_SUFFIXES):
-        path = Path(recipe).expanduser()
+        path = from_home(recipe)
         if not path.is_file():
             fault = "that is no file" if os.path.lexists(path) else "there is no such file"
             raise wrong(f"recipe={recipe}: {fault}.", "recipe=/path/to/file.yaml", "recipe")

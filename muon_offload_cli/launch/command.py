@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.probing import CLEARED
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.launch.folder import RunFolder
@@ -126,7 +127,7 @@ def environment(config: Config, *, inherited: Mapping[str, str], cores: int, bas
 def _python_path(config: Config, inherited: str, base: Path) -> str:
     entries = [config.megatron.path] if config.megatron.path else []
     entries += [entry for entry in inherited.split(os.pathsep) if entry]
-    return os.pathsep.join(os.path.normpath(base / Path(entry).expanduser()) for entry in entries)
+    return os.pathsep.join(os.path.normpath(base / from_home(entry)) for entry in entries)
 
 
 def script(

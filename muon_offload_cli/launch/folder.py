@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import UserError, override, wrong
 
@@ -86,7 +87,7 @@ def planned_folder(config: Config, *, now: datetime, base: Path) -> RunFolder:
         base: Absolute folder that relative names start from (the working directory).
     """
     if config.run.directory is not None:
-        root = base / Path(config.run.directory).expanduser()
+        root = base / from_home(config.run.directory)
         if config.launcher.nodes > 1:
             # Nodes usually share a file system, and each launcher needs a folder of its own.
             root = root / f"node_{config.launcher.node_rank}"

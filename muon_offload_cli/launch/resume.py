@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from muon_offload_cli.checkpoints.listing import Found, at_step, has_optimizer, list_checkpoints, newest
 from muon_offload_cli.checkpoints.names import step_of
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import other_shapes
 from muon_offload_cli.config.vocabulary import vocabulary_size
@@ -82,14 +84,21 @@ def _same_vocabulary(config: Config, found: Found) -> tuple[Config, list[Problem
 
 
 def _usable(directory: str, base: Path) -> Path:
-    path = Path(os.path.normpath(base / Path(directory).expanduser()))
+    path = Path(os.path.normpath(base / from_home(directory)))
     if step_of(path) is not None:
         raise wrong(
             f"checkpoint.directory={directory} is a checkpoint itself: its folder is meant.",
             override("checkpoint.directory", path.parent),
             "checkpoint.directory",
         )
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    except OSError as error:
+        raise wrong(
+            f"checkpoint.directory={directory} cannot be looked at: {error.strerror}.",
+            "checkpoint.directory=/a/folder/that/you/may/write",
+            "checkpoint.directory",
+        ) from error
     if not nearest.is_dir():
         raise wrong(
             f"checkpoint.directory={directory}: {nearest} is a file.", "checkpoint.directory=/a/folder"
@@ -109,12 +118,13 @@ def _demand_free(config: Config, source: str, directory: Path | None) -> None:
     Args:
         config: With an absolute `checkpoint.directory`.
         source: `resume.source`.
-        directory: What it goes on from; None: a new run.
+        directory: What it goes on from, or takes weights from; None: nothing.
     """
     if config.checkpoint.directory is None:
         return
     own = Path(config.checkpoint.directory)
-    if directory is not None and directory.resolve() == own.resolve():
+    goes_on = directory is not None and not config.resume.weights_only
+    if goes_on and directory is not None and directory.resolve() == own.resolve():
         return
     # What an interrupted first save left is in nobody's way.
     standing = [each for each in _list(own, source) if not each.growing]
@@ -124,7 +134,7 @@ def _demand_free(config: Config, source: str, directory: Path | None) -> None:
     if newest(standing) is not None:
         weights = " resume.weights_only=false" if config.resume.weights_only else ""
         fix = f"resume=auto{weights}; or {fix}"
-    does = "starts anew" if directory is None else "goes on from others"
+    does = "goes on from others" if goes_on else "starts anew"
     raise wrong(
         f"checkpoint.directory={own} holds checkpoints (the last of step {standing[-1].step}), and a run "
         f"with resume={source} {does}: it would replace and delete them.",
@@ -151,7 +161,7 @@ def _choose(config: Config, source: str, base: Path) -> tuple[Path, Found | None
         return own, _exactly(own, int(source), source), []
     if not source:
         raise wrong("resume= is empty: it names no checkpoint.", _likely(config), _KEY)
-    path = Path(os.path.normpath(base / _in_home(source)))
+    path = Path(os.path.normpath(base / from_home(source)))
     if fault := folder_fault(path):
         known = "" if "/" in source else "it is none of auto, none and a step's number, and "
         raise wrong(f"resume={source}: {known}{fault}.", _likely(config), _KEY)
@@ -166,26 +176,25 @@ def _choose(config: Config, source: str, base: Path) -> tuple[Path, Found | None
     return path, found, notes
 
 
-def _in_home(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # the home of an unknown user
-        return Path(text)
-
-
 def _likely(config: Config) -> str:
     """Return what a word that names no checkpoint was probably to be."""
     return "resume=auto" if config.checkpoint.directory is not None else "resume=/path/to/checkpoints"
 
 
 def _list(directory: Path, source: str) -> list[Found]:
-    try:
+    with _readable(directory, source):
         return list_checkpoints(directory)
-    except OSError as error:
+
+
+@contextlib.contextmanager
+def _readable(directory: Path, source: str) -> Iterator[None]:
+    """Tell of a folder that this user may not look into."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        reason = error.strerror if isinstance(error, OSError) else error
         raise wrong(
-            f"resume={source}: {directory} cannot be read: {error.strerror}.",
-            "resume=/path/to/checkpoints",
-            _KEY,
+            f"resume={source}: {directory} cannot be read: {reason}.", "resume=/path/to/checkpoints", _KEY
         ) from error
 
 
@@ -212,7 +221,8 @@ def _newest(directory: Path, source: str, found: list[Found]) -> tuple[Found | N
 
 
 def _exactly(directory: Path, step: int, source: str) -> Found:
-    found = at_step(directory, step)
+    with _readable(directory, source):
+        found = at_step(directory, step)
     if found is not None and found.complete:
         return found
     fault = (
@@ -235,7 +245,9 @@ def _demand_fit(config: Config, found: Found) -> None:
         if problems:
             raise UserError(problems=problems)
         return
-    if not has_optimizer(found):
+    with _readable(found.folder, str(config.resume.source)):
+        whole = has_optimizer(found)
+    if not whole:
         problems.append(
             Problem(
                 what=f"step {found.step} in {found.folder.parent} was saved without optimizer state "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.substitute import Substitutions
 
@@ -36,7 +36,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         UserError: There is no such file.
         ScriptExitError: It called ``sys.exit`` with anything but 0 and None.
     """
-    path = Path(script).expanduser()
+    path = from_home(script)
     if not path.is_file():
         raise wrong(f"{KEY}={script} is no file on this node.", f"{KEY}=/path/to/pretrain.py", KEY)
     with Substitutions() as stack:

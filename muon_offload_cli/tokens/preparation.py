@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import Problem, UserError, wrong
 from muon_offload_cli.tokens import token_cache
@@ -87,7 +88,7 @@ def _prepare_indexed(data: DataConfig) -> PreparedTokens:
             "data.prefix=/path/to/set, where set.bin and set.idx both exist",
             "data.prefix",
         )
-    prefix = Path(data.prefix).expanduser().absolute()
+    prefix = from_home(data.prefix).absolute()
     num_tokens = check_pair(prefix)
     return PreparedTokens(
         prefix=prefix, vocab_size=None, eod=None, num_tokens=num_tokens, unigram_entropy=None

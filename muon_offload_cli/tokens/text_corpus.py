@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import Problem, UserError, command, override, wrong
 from muon_offload_cli.tokens.conversations import Example, json_object, kind_of, parse_example, read_lines
@@ -176,7 +177,7 @@ def usable_files(data: DataConfig) -> tuple[Corpus, list[Problem]]:
     problems: list[Problem] = []
     for text in data.paths:
         # `absolute`, not `resolve`: the suffix that a person sees decides how the file is read.
-        path = Path(text).expanduser().absolute()
+        path = from_home(text).absolute()
         problem = _problem_of(path)
         if problem is None:
             found = path.stat()

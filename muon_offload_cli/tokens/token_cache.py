@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import DataConfig
 from muon_offload_cli.errors import UserError, does_not_fit, override, wrong
 from muon_offload_cli.units import format_bytes
@@ -52,7 +53,7 @@ def cache_root(data: DataConfig) -> Path:
         UserError: ``data.cache_directory`` is relative, or the user has no home.
     """
     if data.cache_directory is not None:
-        root = Path(data.cache_directory).expanduser()
+        root = from_home(data.cache_directory)
         if not root.is_absolute():
             raise wrong(
                 f"data.cache_directory={data.cache_directory} is not an absolute path.",

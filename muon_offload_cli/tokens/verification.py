@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import Config, DataSource, ParallelConfig
 from muon_offload_cli.config.vocabulary import tokenizer_folder, vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, wrong
@@ -32,7 +33,7 @@ def look_at_data(config: Config) -> tuple[Problem, ...]:
                 return (*problems, *(corpus.look(LOOKED_AT_BYTES) if corpus.files else ()))
             case DataSource.indexed:
                 if data.prefix:
-                    check_pair(Path(data.prefix).expanduser().absolute())
+                    check_pair(from_home(data.prefix).absolute())
             case DataSource.stdlib | DataSource.mock | DataSource.script:
                 pass
     except UserError as error:

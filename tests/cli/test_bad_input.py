@@ -206,3 +206,20 @@ def test_ten_thousand_overrides_are_read_in_a_few_seconds(capsys: pytest.Capture
     found = problems(capsys, RECIPE, *(f"train.stpes{number}=1" for number in range(10_000)))
     assert len(found) == 10_000
     assert time.process_time() - began < 150
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data=text", "data.paths=['~nosuch/x']"),
+        ("data=indexed", "model.vocab_size=300", "data.prefix='~nosuch/x'"),
+        ("megatron.entrypoint='~nosuch/x'",),
+        ("model.from_hf='~nosuch/x'",),
+        ("resume='~nosuch/x'",),
+    ],
+)
+def test_the_home_of_an_unknown_user_is_no_fault_of_ours(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["check-config", "recipe=tiny", *words]) == 2
+    assert "~nosuch/x" in capsys.readouterr().err

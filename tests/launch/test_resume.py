@@ -12,7 +12,7 @@ from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import shapes_of
 from muon_offload_cli.errors import Problem, UserError
-from muon_offload_cli.launch.resume import settle_checkpoints
+from muon_offload_cli.launch.resume import _usable, settle_checkpoints
 from tests.checkpoints import forged
 
 
@@ -62,9 +62,31 @@ def test_a_run_that_goes_on_from_elsewhere_is_not_saved_among_anothers_checkpoin
     assert problem.fix.startswith("resume=auto; or ")
     problem = refused(tmp_path, "resume=other", "resume.weights_only=true")
     assert problem.fix.startswith("resume=auto resume.weights_only=false; or ")
-    # The same folder by another name.
+    # The same folder by another name; a run that takes weights alone begins anew there too.
     (tmp_path / "link").symlink_to(tmp_path / "c")
     assert chosen(settle(tmp_path, "resume=link")[0]) == (str(tmp_path / "link"), 4)
+    for own in ("link", "c/iter_0000004"):
+        problem = refused(tmp_path, f"resume={own}", "resume.weights_only=true")
+        assert f"a run with resume={own} starts anew" in problem.what
+
+
+def test_a_home_of_nobody_is_a_name_like_any_other(tmp_path: Path) -> None:
+    config, _ = settle(tmp_path, "checkpoint.directory='~nosuch/c'", "resume=none")
+    assert config.checkpoint.directory == str(tmp_path / "~nosuch/c")
+
+
+def test_a_folder_that_cannot_be_looked_into_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forged.save(tmp_path / "c", 4)
+
+    def closed(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("muon_offload_cli.launch.resume.Path.exists", closed)
+        with pytest.raises(UserError, match="cannot be looked at: Permission denied"):
+            _usable(str(tmp_path / "c"), tmp_path)
+    monkeypatch.setattr("muon_offload_cli.launch.resume.has_optimizer", closed)
+    assert "cannot be read: Permission denied" in refused(tmp_path, "resume=auto").what
 
 
 def test_a_checkpoint_is_no_place_for_checkpoints(tmp_path: Path) -> None:
@@ -166,7 +188,8 @@ def test_another_model_is_refused_by_its_keys(tmp_path: Path) -> None:
     same = shapes_of(compose("tiny", []).config)
     saved = same | {"model.num_layers": 9, "model.moe.ffn_hidden_size": 7, "model.kv_channels": 32}
     forged.save(tmp_path / "c", 4, model=saved)
-    for words in (("resume=auto",), (f"resume={tmp_path}/c", "resume.weights_only=true")):
+    weights = (f"resume={tmp_path}/c", "resume.weights_only=true", "checkpoint.directory=null")
+    for words in (("resume=auto",), weights):
         with pytest.raises(UserError) as raised:
             settle(tmp_path, *words)
         layers, experts = raised.value.problems

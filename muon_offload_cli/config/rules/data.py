@@ -6,6 +6,7 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from muon_offload_cli.config.keys import FREE_PREFIX
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import file_problems, has_flag
@@ -101,7 +102,7 @@ def data_content(config: Config, written: Set[str], facts: MachineFacts) -> Iter
     if refused and config.data.source is DataSource.indexed:
         return
     place = facts.working_directory or Path("/")
-    told = tuple(f"data.paths: {place / Path(path).expanduser()} " for path in refused)
+    told = tuple(f"data.paths: {place / from_home(path)} " for path in refused)
     yield from (problem for problem in facts.data_problems if not problem.what.startswith(told))
 
 
