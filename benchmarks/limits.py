@@ -58,17 +58,19 @@ def steady_drive(directory: Path, mb_s: float | None) -> Iterator[Path | None]:
         # In version 2 a group hands controllers down or has processes of its own.
         inner = group / "benchmark" if version == 2 else group
         inner.mkdir(exist_ok=True)
-        _write(option, inner / "cgroup.procs", str(os.getpid()))
-        print(
-            f"drive {disk} held to {mb_s:g} MB/s read and {mb_s:g} MB/s written (cgroup v{version})",
-            flush=True,
-        )
         try:
+            _write(option, inner / "cgroup.procs", str(os.getpid()))
+            print(
+                f"drive {disk} held to {mb_s:g} MB/s read and {mb_s:g} MB/s written (cgroup v{version})",
+                flush=True,
+            )
             yield group if version == 2 else None
         finally:
-            _write(option, folders[0] / "cgroup.procs", str(os.getpid()))
-            if inner != group:
-                _remove(inner)
+            try:
+                _write(option, folders[0] / "cgroup.procs", str(os.getpid()))
+            finally:
+                if inner != group:
+                    _remove(inner)
 
 
 @contextmanager

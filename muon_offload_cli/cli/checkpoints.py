@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from muon_offload_cli.checkpoints.listing import Found, as_json, content_fault, list_checkpoints
 from muon_offload_cli.checkpoints.names import step_of
-from muon_offload_cli.errors import wrong
+from muon_offload_cli.errors import command, wrong
 from muon_offload_cli.machine.filesystem import folder_fault
 from muon_offload_cli.units import format_bytes
 
@@ -34,7 +33,7 @@ def checkpoints(
     if step_of(directory) is not None:
         raise wrong(
             f"{directory} is a checkpoint itself.",
-            f"muon-offload checkpoints {shlex.quote(str(directory.parent))}",
+            command("muon-offload", "checkpoints", directory.parent),
         )
     try:
         found = list_checkpoints(directory)

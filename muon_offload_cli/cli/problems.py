@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.errors import Level, Problem, command
 
 _COLOURS = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTE: "bold blue"}
 
@@ -57,8 +56,8 @@ def exit_code(problems: Sequence[Problem], *, strict: bool = False) -> int:
 def another_place(option: str, path: Path) -> str:
     """Return the fix for an output file whose folder does not take it: make the folder, or another one."""
     if not path.parent.exists():
-        return f"mkdir -p {shlex.quote(str(path.parent))}"
-    return f"{option} {shlex.quote(str(Path(tempfile.gettempdir()) / path.name))}"
+        return command("mkdir", "-p", path.parent)
+    return command(option, Path(tempfile.gettempdir()) / path.name)
 
 
 def one_line(text: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from muon_offload_cli.checkpoints.names import LOCK
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Level, Problem, UserError, does_not_fit, wrong
+from muon_offload_cli.errors import Level, Problem, UserError, command, does_not_fit, override, wrong
 
 KEY = "checkpoint.directory"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
@@ -57,6 +57,14 @@ def sole_saver(config: Config) -> Iterator[Claim]:
         folder.mkdir(parents=True, exist_ok=True)
         lock, locked = _take(folder)
     except OSError as error:
+        path = folder / LOCK
+        if isinstance(error, PermissionError) and error.filename == str(path) and os.path.lexists(path):
+            raise does_not_fit(
+                f"{KEY}={folder} holds {LOCK}, which another user's run left there or holds still, and which "
+                "cannot be opened.",
+                command("rm", path),
+                KEY,
+            ) from error
         raise does_not_fit(
             f"{KEY}={folder} cannot be written: {error.strerror}: {error.filename or LOCK}.",
             f"{KEY}=/a/folder/that/you/may/write",
@@ -78,8 +86,11 @@ def _take(folder: Path) -> tuple[int, bool]:
     """Return an open lock file, and whether it is locked: some filesystems cannot."""
     path = folder / LOCK
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        lock = os.open(str(path), os.O_RDWR | os.O_CREAT, 0o666)
         try:
+            with contextlib.suppress(OSError):
+                # Whatever the umask: after a crash another user's run has to open what is left.
+                os.fchmod(lock, 0o666)
             locked = _locks(lock, folder)
             if not locked or _is_still(path, lock):
                 os.truncate(lock, 0)
@@ -100,7 +111,7 @@ def _locks(lock: int, folder: Path) -> bool:
         raise wrong(
             f"{KEY}={folder}: another run saves there now ({holder}), and two would replace each other's "
             "checkpoints.",
-            f"wait until it has ended, or {KEY}={folder}-2",
+            f"wait until it has ended, or {override(KEY, f'{folder}-2')}",
             KEY,
         ) from error
     except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import UserError, wrong
+from muon_offload_cli.errors import UserError, override, wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +138,7 @@ def _claim_named(folder: RunFolder) -> RunFolder:
 def _taken(folder: RunFolder, how: str) -> UserError:
     return wrong(
         f"run.directory={folder.root} {how}; a run needs a folder of its own.",
-        f"run.directory={folder.root}-2",
+        override("run.directory", f"{folder.root}-2"),
         "run.directory",
     )
 

@@ -145,7 +145,7 @@ def _warn(leash: subprocess.Popen[bytes], reports: Mapping[int, RankReport]) -> 
     except psutil.NoSuchProcess:
         return False
     for rank in ranks:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             rank.terminate()
     return bool(ranks)
 
@@ -237,5 +237,5 @@ def _kill_below(leash: subprocess.Popen[bytes]) -> None:
     except psutil.NoSuchProcess:
         below = []
     for process in below:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.kill()

@@ -91,7 +91,10 @@ class _Buffer:
 
 
 def _room(numel: int, device: torch.device) -> torch.Tensor:
-    """Return zeros on `device`, or in host memory if the device has no room: a save must not end a run."""
+    """Return zeros on `device`, or in host memory if the device has no room for it whole.
+
+    A save must not end a run.
+    """
     try:
         return torch.zeros(numel, dtype=torch.float32, device=device)
     except torch.OutOfMemoryError:

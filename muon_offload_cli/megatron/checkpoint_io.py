@@ -22,7 +22,7 @@ import torch
 from muon_offload_cli.checkpoints.listing import content_fault, list_checkpoints, newest
 from muon_offload_cli.checkpoints.names import TENSORS, step_of
 from muon_offload_cli.checkpoints.seal import FileSeal, Seal
-from muon_offload_cli.errors import UserError, wrong
+from muon_offload_cli.errors import UserError, override, wrong
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.storage.piece_reader import DamagedFile, FileRange, PieceReader
 from muon_offload_cli.storage.piece_writer import PieceWriter
@@ -256,6 +256,9 @@ def damaged(folder: Path, told: str) -> UserError:
         told: The path of its file, and what is wrong with it.
     """
     step = step_of(folder) or 0
-    earlier = newest([each for each in list_checkpoints(folder.parent) if each.step < step])
-    fix = f"resume={earlier.folder}" if earlier else "resume=/path/of/another/checkpoint"
+    try:
+        earlier = newest([each for each in list_checkpoints(folder.parent) if each.step < step])
+    except OSError:
+        earlier = None
+    fix = override("resume", earlier.folder) if earlier else "resume=/path/of/another/checkpoint"
     return wrong(f"the checkpoint file {told}.", fix, "resume.source")

@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from muon_offload_cli.checkpoints.names import SAVING, step_folder
 from muon_offload_cli.checkpoints.seal import FileSeal, Seal, seal_file
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import shapes_of
-from muon_offload_cli.errors import UserError, does_not_fit
+from muon_offload_cli.errors import UserError, does_not_fit, override
 from muon_offload_cli.machine.resident import resident_growth
 from muon_offload_cli.megatron.adam_state import collect_one_at_a_time
 from muon_offload_cli.megatron.checkpoint_io import Incoming, Outgoing
@@ -32,6 +31,7 @@ from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.watched import Watched
 from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import describe_errno
+from muon_offload_cli.version import VERSION
 
 KEY = "checkpoint.directory"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -159,7 +159,7 @@ class Checkpoints:
             engine=offload.engine.name,
             chunk_mb=offload.chunk_mb,
             versions={
-                "muon_offload": _version(),
+                "muon_offload": VERSION,
                 "megatron_core": megatron_release(),
                 "torch": torch.__version__,
             },
@@ -209,14 +209,6 @@ class Checkpoints:
                 offloader.drop_cache()
         self._observer.loaded(resume.step, time.perf_counter() - began, growth.nbytes)
         return loaded
-
-
-def _version() -> str:
-    try:
-        return metadata.version("muon-offload")
-    except metadata.PackageNotFoundError:
-        # A checkout on PYTHONPATH.
-        return "uninstalled"
 
 
 def _gathered(mine: Any) -> list[Any]:
@@ -273,8 +265,10 @@ def _cannot_save(directory: Path, error: OSError | None, reason: str) -> UserErr
     if error is None or error.errno in _FULL:
         fix = f"{KEY}=/on/a/larger/drive"
         if earlier:
-            fix += f" resume={directory}; or free space there, then resume=auto checkpoint.keep=1"
+            fix += (
+                f" {override('resume', directory)}; or free space there, then resume=auto checkpoint.keep=1"
+            )
     else:
-        fix = f"{KEY}=/path/you/can/write" + (f" resume={directory}" if earlier else "")
+        fix = f"{KEY}=/path/you/can/write" + (f" {override('resume', directory)}" if earlier else "")
     left = "Earlier checkpoints are whole." if earlier else "There is no earlier checkpoint."
     return does_not_fit(f"{KEY}={directory} cannot be written: {reason}. {left}", fix, KEY)

@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muon_offload_cli.errors import UserError, command, does_not_fit, wrong
+from muon_offload_cli.errors import UserError, command, does_not_fit, override, wrong
 from muon_offload_cli.machine.anonymous_file import open_anonymous
 from muon_offload_cli.machine.filesystem import Mount, inspect
 from muon_offload_cli.storage.extent import ALIGNMENT
@@ -122,7 +122,7 @@ def _reserve(file: ReservedFile, calls: SystemCalls) -> None:
 
 def _usable(directory: Path) -> Mount:
     if not directory.is_absolute():
-        raise wrong(f"{_KEY}={directory} is relative.", f"{_KEY}={Path.cwd() / directory}", _KEY)
+        raise wrong(f"{_KEY}={directory} is relative.", override(_KEY, Path.cwd() / directory), _KEY)
     try:
         mount = inspect(directory)
         kind = _kind(directory)

@@ -22,7 +22,7 @@ from typing import Any
 
 from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import DataConfig
-from muon_offload_cli.errors import UserError, does_not_fit, wrong
+from muon_offload_cli.errors import UserError, does_not_fit, override, wrong
 from muon_offload_cli.units import format_bytes
 
 PREFIX_NAME = "tokens"
@@ -57,7 +57,7 @@ def cache_root(data: DataConfig) -> Path:
         if not root.is_absolute():
             raise wrong(
                 f"data.cache_directory={data.cache_directory} is not an absolute path.",
-                f"data.cache_directory={root.absolute()}",
+                override("data.cache_directory", root.absolute()),
                 "data.cache_directory",
             )
         return root

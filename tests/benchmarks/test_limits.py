@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
+import limits
 import pytest
 from limits import disk_of, drive_limits, hierarchy, memory_limits, steady_drive
 
@@ -53,6 +55,22 @@ def test_a_filesystem_without_a_drive_is_refused() -> None:
         steady_drive(Path("/proc"), 40),
     ):
         pass
+
+
+def test_groups_go_also_where_the_process_can_move_into_none_and_back_into_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(option: str, file: Path, text: str) -> None:
+        if file.name == "cgroup.procs":
+            raise SystemExit(f"{option}: {file}")
+
+    monkeypatch.setattr(limits, "hierarchy", lambda option: (2, [tmp_path]))
+    monkeypatch.setattr(limits, "disk_of", lambda device: "259:0")
+    monkeypatch.setattr(limits, "_write", refuse)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit), steady_drive(tmp_path, 40):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_limit_no_group_is_made() -> None:

@@ -124,6 +124,11 @@ def test_layouts_that_cannot_be_are_answered_with_one_whole_set_of_words(words: 
     assert refuses(check(*composed_run(f"{words} {fix}"), NOTHING_KNOWN, here=False)) == []
 
 
+def test_more_ranks_than_gpus_are_answered_also_where_a_parallel_size_is_no_count() -> None:
+    (problem,) = rule_named("gpus-per-node")(*composed_run("cluster=h200_x1 parallel.cp=0"), NOTHING_KNOWN)
+    assert problem.fix == "launcher.ranks_per_node=1"
+
+
 def test_every_rule_has_a_case_a_reason_and_its_own_name() -> None:
     names = [rule.name for rule in all_rules()]
     assert len(set(names)) == len(names)

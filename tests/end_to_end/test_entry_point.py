@@ -40,7 +40,10 @@ def test_a_script_with_model_data_and_flags_of_its_own_trains_from_disk_and_save
     assert (saved / "iter_0000004").is_dir()
 
 
-@pytest.mark.skipif(CHECKOUT is None, reason="MUON_OFFLOAD_MEGATRON_PATH names no checkout of Megatron-LM")
+@pytest.mark.skipif(
+    CHECKOUT is None or not (Path(CHECKOUT) / "pretrain_gpt.py").is_file(),
+    reason="MUON_OFFLOAD_MEGATRON_PATH names no checkout of Megatron-LM with a pretrain_gpt.py",
+)
 def test_a_checkouts_own_pretrain_gpt_ends_with_the_same_bits_from_disk_and_resident(tmp_path: Path) -> None:
     where = directory_on_a_drive(tmp_path) / "state"
     theirs = (f"megatron.path={CHECKOUT}", f"megatron.entrypoint={CHECKOUT}/pretrain_gpt.py", *DP2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,18 @@ def test_a_second_run_is_refused_with_the_first_ones_name_until_it_has_ended(tmp
     with sole_saver(saving(tmp_path)) as claim:
         assert claim.remarks == ()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_offered_instead_can_be_pasted_whatever_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    with (
+        sole_saver(saving(folder)),
+        pytest.raises(UserError) as refused,
+        sole_saver(saving(folder)),
+    ):
+        pass
+    (problem,) = refused.value.problems
+    assert problem.fix == f"wait until it has ended, or 'checkpoint.directory=\"{folder}-2\"'"
 
 
 HOLD = """
@@ -99,6 +112,32 @@ def test_a_filesystem_without_locks_is_told_and_the_run_goes_on(
     with sole_saver(saving(tmp_path)) as claim:
         (remark,) = claim.remarks
         assert "nothing keeps a second run from saving there too" in remark.what
+
+
+def test_the_lock_that_a_crash_leaves_behind_is_for_every_user_to_open(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with sole_saver(saving(tmp_path)):
+            assert stat.S_IMODE((tmp_path / LOCK).stat().st_mode) == 0o666
+    finally:
+        os.umask(before)
+
+
+def test_another_users_lock_that_cannot_be_opened_is_told_with_what_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, *more: int) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    folder = tmp_path / "a b"
+    for left in (False, True):
+        with monkeypatch.context() as patched, pytest.raises(UserError) as refused:
+            patched.setattr(os, "open", refuse)
+            with sole_saver(saving(folder)):
+                pass
+        (problem,) = refused.value.problems
+        assert (problem.fix == f"rm '{folder}/{LOCK}'") is left
+        (folder / LOCK).touch()
 
 
 def test_a_folder_that_cannot_be_made_is_told_as_the_key(tmp_path: Path) -> None:

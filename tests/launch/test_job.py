@@ -20,7 +20,7 @@ import pytest
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.follow import Event, RankReported
-from muon_offload_cli.launch.job import LEASH_MODULE, Outcome, Patience, run_job
+from muon_offload_cli.launch.job import LEASH_MODULE, Outcome, Patience, _kill_below, run_job
 from muon_offload_cli.launch.quiet import Quiet
 from muon_offload_cli.records import RankReport
 
@@ -176,6 +176,27 @@ def test_an_error_while_drawing_ends_the_job(folder: RunFolder, monkeypatch: pyt
     with pytest.raises(ZeroDivisionError):
         start(folder, plan, monkeypatch, draw)
     assert fake_torchrun.processes_of(folder.root) == []
+
+
+def test_a_process_that_may_not_be_killed_keeps_none_of_the_others_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def refuse(process: psutil.Process) -> None:
+        asked.append(process.pid)
+        raise psutil.AccessDenied(process.pid)
+
+    with subprocess.Popen(["bash", "-c", "sleep 600 & sleep 600 & wait"], start_new_session=True) as leash:
+        below = psutil.Process(leash.pid).children
+        try:
+            assert fake_torchrun.wait_until(lambda: len(below()) == 2)
+            with monkeypatch.context() as patched:
+                patched.setattr(psutil.Process, "kill", refuse)
+                _kill_below(leash)
+            assert sorted(asked) == sorted(each.pid for each in below())
+        finally:
+            os.killpg(leash.pid, signal.SIGKILL)
 
 
 def test_a_command_that_cannot_start_is_an_outcome_not_a_crash(folder: RunFolder) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from muon_offload_cli.checkpoints.names import SEAL, step_folder
 from muon_offload_cli.checkpoints.seal import FileSeal, Seal, hash_piece
 from muon_offload_cli.errors import UserError
-from muon_offload_cli.megatron.checkpoint_io import Incoming
+from muon_offload_cli.megatron.checkpoint_io import Incoming, damaged
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.storage.sources import Sources
 from tests.checkpoints import forged
@@ -81,6 +81,14 @@ def test_any_flipped_bit_is_told_by_the_files_name(
     (problem,) = raised.value.problems
     assert f"the checkpoint file {folder / name} is damaged between bytes" in problem.what
     assert problem.fix == f"resume={folder.parent / 'iter_0000002'}"
+
+
+def test_damage_is_told_also_where_the_other_checkpoints_cannot_be_listed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "iter_0000004"
+    (problem,) = damaged(folder, f"{folder}/x is gone").problems
+    assert problem.what == f"the checkpoint file {folder}/x is gone."
+    assert problem.fix == "resume=/path/of/another/checkpoint"
 
 
 def test_zeros_in_a_file_without_a_seal_and_one_that_is_gone_are_told_by_name(

@@ -66,6 +66,15 @@ def test_the_fix_follows_what_the_system_said_and_what_was_saved_before(
     assert ("resume=" in problem.fix) == saved
 
 
+def test_the_earlier_checkpoints_can_be_pasted_whatever_their_folders_name(tmp_path: Path) -> None:
+    directory = tmp_path / "a b"
+    save(directory, 2)
+    with pytest.raises(UserError) as told, small_files_told(directory):
+        raise OSError(errno.EROFS, "", str(directory / "iter"))
+    (problem,) = told.value.problems
+    assert problem.fix == f"checkpoint.directory=/path/you/can/write 'resume=\"{directory}\"'"
+
+
 def test_another_error_stays_what_it_is() -> None:
     with pytest.raises(RuntimeError, match="Connection closed"), small_files_told(Path("/saved")):
         raise RuntimeError("Connection closed by peer")

@@ -280,7 +280,7 @@ def gpus_per_node(config: Config, written: Set[str], facts: MachineFacts) -> Ite
         yield Problem(
             what=f"launcher.ranks_per_node={ranks}, and a node of cluster={config.cluster.name} "
             f"has {counted(gpus, 'GPU')}.",
-            fix=laid_out(config),
+            fix=laid_out(config) or f"launcher.ranks_per_node={gpus}",
             keys=("launcher.ranks_per_node", "cluster.gpus_per_node"),
         )
 
@@ -303,11 +303,13 @@ def tensor_parallel_nodes(config: Config, written: Set[str], facts: MachineFacts
 def idle_gpus(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Note nodes of which only some GPUs are used, where there are several nodes."""
     gpus, launcher = config.cluster.gpus_per_node, config.launcher
-    if gpus and launcher.nodes > 1 and 1 <= launcher.ranks_per_node < gpus:
+    if not gpus or launcher.nodes <= 1 or not 1 <= launcher.ranks_per_node < gpus:
+        return
+    if fix := laid_out(config, ranks=gpus):
         yield Problem(
             what=f"launcher.ranks_per_node={launcher.ranks_per_node} on {launcher.nodes} nodes of {gpus} "
             "GPUs: the others stay idle.",
-            fix=laid_out(config, ranks=gpus),
+            fix=fix,
             keys=("launcher.ranks_per_node", "cluster.gpus_per_node"),
             level=Level.NOTE,
         )

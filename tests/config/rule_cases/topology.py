@@ -25,6 +25,12 @@ CASES = [
     ),
     Case("idle-gpus", "cluster=h200_x8 launcher.nodes=2", "cluster=h200_x8", level=Level.NOTE),
     Case(
+        "idle-gpus",
+        "cluster=h200_x8 launcher.nodes=2 launcher.ranks_per_node=3 parallel=data parallel.pp=3",
+        "cluster=h200_x8 launcher.nodes=2 launcher.ranks_per_node=6 parallel=data parallel.pp=3",
+        level=Level.NOTE,
+    ),
+    Case(
         "vocabulary-padding",
         "model.make_vocab_size_divisible_by=0",
         "model.make_vocab_size_divisible_by=64",
