@@ -1,46 +1,15 @@
-"""Cases of all rules, a file for each of config/rules/."""
+"""Cases of all rules, a file for each of config/rules/: whatever is in this folder counts."""
 
 from __future__ import annotations
 
-from tests.config.rule_cases import (
-    architecture,
-    checkpoint,
-    chunks,
-    data,
-    directories,
-    directory,
-    entry_point,
-    exclusive,
-    family,
-    flags,
-    limits,
-    machine,
-    model,
-    numbers,
-    pipeline,
-    pretrained,
-    topology,
-    unread,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from tests.config.rule_cases.case import Case
 
 CASES: list[Case] = [
-    *family.CASES,
-    *numbers.CASES,
-    *chunks.CASES,
-    *exclusive.CASES,
-    *checkpoint.CASES,
-    *flags.CASES,
-    *entry_point.CASES,
-    *unread.CASES,
-    *topology.CASES,
-    *pipeline.CASES,
-    *model.CASES,
-    *architecture.CASES,
-    *pretrained.CASES,
-    *data.CASES,
-    *machine.CASES,
-    *limits.CASES,
-    *directory.CASES,
-    *directories.CASES,
+    case
+    for module in iter_modules(__path__)
+    if module.name != "case"
+    for case in import_module(f"{__name__}.{module.name}").CASES
 ]
