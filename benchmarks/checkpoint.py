@@ -100,9 +100,9 @@ HEADER = (
 
 
 def _line(result: Result, first: Result, raw: list[float]) -> str:
-    if result.fault:
-        return f"{result.way:<10} {result.fault}"
     saves = ", ".join(f"{flush:.2f}+{write:.2f}" for flush, write in result.saves)
+    if result.fault:
+        return f"{result.way:<10} {saves:<36} {result.fault}"
     # Everything that moves, at the drive's own speed in both directions at once.
     moved_s = (result.state_files[-1] + result.checkpoint_bytes) / 1e9 / statistics.median(raw)
     files = " -> ".join(f"{nbytes / 1e9:.2f}" for nbytes in (result.state_files[0], result.state_files[-1]))
@@ -119,7 +119,7 @@ def _measure(way: str, options: argparse.Namespace, scratch: Path) -> Result:
     saved = scratch / "saved"
     names = {name: scratch / f"{name}_{way.replace(':', '_')}" for name in ("saving", "resumed")}
     steps = f"train.steps={SAVES + 1}"
-    words = (steps, f"checkpoint.directory={saved}", "checkpoint.interval=1")
+    words = (steps, f"checkpoint.directory={saved}", "checkpoint.interval=1", "checkpoint.keep=1")
     command = train_command(options.recipe, options.overrides, way, names["saving"], *words)
     result.fault = _save(command, names["saving"], saved, result)
     if not result.fault:

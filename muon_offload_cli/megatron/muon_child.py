@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from muon_offload_cli.errors import wrong
-from muon_offload_cli.megatron.exact_halves import with_exact_halves
+from muon_offload_cli.megatron.checkpoint_views import checkpoint_views
 from muon_offload_cli.megatron.muon_state import members_of, second_moment_shape
 from muon_offload_cli.megatron.plan_agreement import demand_same_plan
 from muon_offload_cli.offload.offloader import ChunkState, StateOffloader
@@ -241,7 +241,7 @@ def make_muon_child(
             Megatron's reader puts loaded bytes in place through these views, then calls `load_state_dict`.
             """
             self.offloader.synchronize()
-            return with_exact_halves(super().sharded_state_dict(*args, **kwargs))
+            return checkpoint_views(super().sharded_state_dict(*args, **kwargs))
 
         @torch.no_grad()
         def load_state_dict(self, state_dict: Any) -> None:
