@@ -68,8 +68,8 @@ def make_settings(
     expect(_in_range(host_memory_gb, 0, LARGEST), "host_memory_gb", host_memory_gb, "0 or more GiB", 0)
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     sharing = int(local_ranks) if ranks_per_node is None and local_ranks.isdecimal() else ranks_per_node
-    expect(_is_count(sharing), "ranks_per_node", ranks_per_node, "1 or more", 1)
-    expect(_is_count(windows), "windows", windows, "1 or more", 3)
+    expect(_is_count(sharing), "ranks_per_node", ranks_per_node, "a whole number of 1 or more", 1)
+    expect(_is_count(windows), "windows", windows, "a whole number of 1 or more", 3)
     if problems or sharing is None or directories is None:
         raise UserError(problems=problems)
     return OffloadSettings(
