@@ -101,7 +101,7 @@ def judge(
             disk_bytes=_room_on_drives(facts),
         )
         facts = replace(facts, layouts_told=told, layouts_fix=fix)
-    problems = check(config, composition.written, facts, here=local)
+    problems = check(config, composition.written, facts, here=local, own=composition.own)
     if local and not _resumes_wrongly(problems):
         try:
             config, chosen = settle_checkpoints(config, Path.cwd())
