@@ -25,7 +25,7 @@ from muon_offload_cli.config.overrides import (
 from muon_offload_cli.config.recipe_file import checked_defaults, find_recipe, leaves, values_of
 from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.config.typed_config import typed_config
+from muon_offload_cli.config.typed_config import typed_config, wrong_types
 from muon_offload_cli.config.yaml_files import read_mapping
 from muon_offload_cli.errors import Problem, UserError, wrong
 
@@ -82,6 +82,7 @@ def compose(
     recipe_values = values_of(body, path, options, problems)
     if problems:
         # Without its parts a recipe lacks values, and saying so of each would hide the cause.
+        problems += wrong_types(recipe_values, asked.values, path)
         raise UserError(problems=[*asked.problems, *problems])
     problems = asked.problems
 
