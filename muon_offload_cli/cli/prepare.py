@@ -90,9 +90,10 @@ def judge(
     composition = compose(recipe, overrides, recipe_directories)
     config = composition.config
     local = here or config.cluster.name == "local"
-    remarks = settle_host_memory(config, here=local)
+    remarks = list[Problem]()
     if local and config.device is Device.auto:
         remarks += _choose_device(config, composition.written, gpu_count())
+    remarks += settle_host_memory(config, composition.written, here=local)
     planned = plan_for_rules(config, composition.written)
     facts = gather_facts(
         config,
