@@ -15,7 +15,7 @@ from typing import Any
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.locations import from_home
-from muon_offload_cli.config.rules.facts import MegatronFacts
+from muon_offload_cli.config.rules.facts import FlagFacts, MegatronFacts
 from muon_offload_cli.config.rules.flags import EVERYWHERE, LAYOUT_OPT_IN
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Problem
@@ -184,7 +184,7 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 def read_answer(answer: dict[str, Any]) -> ProbeReport:
     """Turn the probe's JSON into facts; values of another type than expected count as not known."""
-    flags = _texts(answer.get("flags"))
+    flags = _flags(answer.get("flags"))
     steps = answer.get("newton_schulz")
     version = answer.get("megatron_version")
     cuda, gpus = answer.get("cuda_available"), answer.get("num_gpus")
@@ -192,7 +192,7 @@ def read_answer(answer: dict[str, Any]) -> ProbeReport:
         megatron=MegatronFacts(
             version=_text(version),
             root=_text(answer.get("megatron_root")),
-            flags=frozenset(flag.lstrip("-").replace("-", "_") for flag in flags) if flags else None,
+            flags=flags or None,
             chunked_offloader=answer.get("chunked_offloader") is True,
             offloader_lacks=tuple(_texts(answer.get("offloader_lacks"))),
             layer_wise=answer.get("layer_wise") is True,
@@ -218,6 +218,23 @@ def read_answer(answer: dict[str, Any]) -> ProbeReport:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _flags(value: Any) -> dict[str, FlagFacts]:
+    """Return what the parser takes after each flag, by its name with underscores."""
+    found = {}
+    for option, takes in value.items() if isinstance(value, dict) else ():
+        if not isinstance(takes, dict):
+            continue
+        nargs, choices = takes.get("nargs"), takes.get("choices")
+        found[str(option).lstrip("-").replace("-", "_")] = FlagFacts(
+            nargs=nargs if isinstance(nargs, int | str) else None,
+            kind=_text(takes.get("kind")) or "",
+            choices=tuple(each for each in choices if isinstance(each, str | int | float))
+            if isinstance(choices, list)
+            else (),
+        )
+    return found
 
 
 def _texts(value: Any) -> list[str]:
