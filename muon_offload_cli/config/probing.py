@@ -106,8 +106,8 @@ def ask_megatron(
     Returns:
         What it said; a probe that failed or hung is a problem of exit code 3.
     """
-    root = root_of(megatron_path)
-    key = "" if cache is None else probe_cache.fingerprint([*([root] if root else []), "", *sys.path])
+    roots = [str(from_home(megatron_path))] if megatron_path else []
+    key = "" if cache is None else probe_cache.fingerprint([*roots, "", *sys.path])
     kept = probe_cache.load(cache, key) if key else None
     if kept is not None:
         report = read_answer(_with_present_gpus(kept))
@@ -122,7 +122,12 @@ def ask_megatron(
     arguments = list(command) if command is not None else [sys.executable, "-m", PROBE_MODULE]
     try:
         done = subprocess.run(
-            arguments, env=importing(root), capture_output=True, text=True, timeout=timeout_s, check=False
+            arguments,
+            env=importing(megatron_path),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return _failed(f"gave no answer in {timeout_s:g} s", arguments)
@@ -151,11 +156,6 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def root_of(megatron_path: str | None) -> str | None:
-    """Return the absolute folder of a checkout that goes before the installed package, if there is one."""
-    return str(from_home(megatron_path).absolute()) if megatron_path else None
-
-
 CLEARED = {
     "PYTHONOPTIMIZE": "with docstrings taken out, transformers and Megatron do not import",
     "PYTHONWARNINGS": "imports of Megatron warn, and made errors these would end every rank",
@@ -163,11 +163,23 @@ CLEARED = {
 """Variables that no process which imports Megatron may inherit, with the reasons."""
 
 
-def importing(root: str | None) -> dict[str, str]:
-    """Return the environment of a process that imports Megatron from `root`; None: as this one would."""
+def python_path(megatron_path: str | None, inherited: str, base: Path) -> str:
+    """Return the PYTHONPATH of a process that imports Megatron, every entry absolute; empty: none is needed.
+
+    Args:
+        megatron_path: A checkout that goes before everything else.
+        inherited: PYTHONPATH of this process.
+        base: Folder that relative entries start from.
+    """
+    entries = filter(None, [megatron_path, *inherited.split(os.pathsep)])
+    return os.pathsep.join(os.path.normpath(base / from_home(entry)) for entry in entries)
+
+
+def importing(megatron_path: str | None) -> dict[str, str]:
+    """Return the environment of a process that imports Megatron as the ranks would."""
     inherited = {name: value for name, value in os.environ.items() if name not in CLEARED}
-    paths = filter(None, [root, os.environ.get("PYTHONPATH", "")])
-    return inherited | ({"PYTHONPATH": os.pathsep.join(paths)} if root else {})
+    path = python_path(megatron_path, inherited.get("PYTHONPATH", ""), Path.cwd())
+    return inherited | ({"PYTHONPATH": path} if path else {})
 
 
 def last_object(text: str) -> dict[str, Any] | None:
