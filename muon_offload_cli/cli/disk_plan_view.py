@@ -60,9 +60,7 @@ def figures(
         ),
     ]
     if rank.gradient_copy_bytes:
-        text = (
-            f"{format_bytes(rank.gradient_copy_bytes)} more there: fp32 copies of bf16 gradients, all at once"
-        )
+        text = f"{format_bytes(rank.gradient_copy_bytes)} more there: fp32 copies of bf16 gradients"
         lines.append(("  while it steps", text))
     lines.append(("  keeps open", f"{counted(rank.open_files, 'file')}, {counted(rank.maps, 'mapping')}"))
     if plan.largest is not None:

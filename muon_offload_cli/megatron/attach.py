@@ -11,8 +11,10 @@ from typing import Any, Self
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron import native_contract
 from muon_offload_cli.megatron.arguments import differences
+from muon_offload_cli.megatron.late_gradients import take_late_gradients
 from muon_offload_cli.megatron.muon_child import make_muon_child
 from muon_offload_cli.megatron.native_installation import NativeInstallation
+from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
 from muon_offload_cli.storage.store import StoreError
@@ -46,6 +48,8 @@ class Installation:
         self._class = make_muon_child(self._base, muon, self._next_settings, self._built)
         self._class.installation = self
         layer_wise_optimizer.Float16OptimizerWithFloat16Params = self._class
+        self._substitutions = Substitutions()
+        take_late_gradients(self._substitutions)
 
     @property
     def optimizers(self) -> list[Any]:
@@ -75,6 +79,7 @@ class Installation:
         """Give Megatron its class back and release every offloader's threads, memory and files."""
         if self._module.Float16OptimizerWithFloat16Params is self._class:
             self._module.Float16OptimizerWithFloat16Params = self._base
+        self._substitutions.close()
         with ExitStack() as closing:
             for optimizer in self.optimizers:
                 closing.callback(optimizer.close)

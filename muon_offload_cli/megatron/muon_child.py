@@ -18,6 +18,7 @@ import torch
 
 from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.checkpoint_views import checkpoint_views
+from muon_offload_cli.megatron.late_gradients import LateGradient, widen
 from muon_offload_cli.megatron.muon_state import members_of, second_moment_shape
 from muon_offload_cli.megatron.plan_agreement import demand_same_plan
 from muon_offload_cli.offload.offloader import ChunkState, StateOffloader
@@ -201,11 +202,29 @@ def make_muon_child(
                 master.data = placeholder
             return bool(super().prepare_grads())
 
+        def _copy_model_grads_to_main_grads(self) -> None:
+            """Leave gradients in bf16, if they are that, until their chunk is stepped."""
+            sources: list[Any] = [getattr(parameter, "main_grad", None) for parameter in self._model_params]
+            late = all(source is not None and source.dtype == torch.bfloat16 for source in sources)
+            if not late or self.grad_scaler is not None:
+                super()._copy_model_grads_to_main_grads()
+                return
+            groups = self.float16_groups
+            self.float16_groups = []
+            try:
+                super()._copy_model_grads_to_main_grads()
+            finally:
+                self.float16_groups = groups
+            for master, parameter, source in zip(self._masters, self._model_params, sources, strict=True):
+                master.grad = LateGradient.of(source, master.data)
+                parameter.grad = None
+
         @torch.no_grad()
         def step_with_ready_grads(self) -> bool:
             """Step chunk by chunk and copy each chunk's masters to the model's weights while it is here."""
             for state in self.offloader.sweep():
                 self._enter(state)
+                widen(self._masters[index] for index in state.parameters)
                 with self._stepping(self._select[state.chunk]):
                     self.optimizer.step()
                 weights = [self._model_params[index].data for index in state.parameters]

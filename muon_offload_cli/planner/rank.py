@@ -56,9 +56,10 @@ class RankFigures:
         window_bytes: Device memory of the windows.
         weight_bytes: Device memory of the model's weights.
         gradient_bytes: Device memory of the gradients.
-        gradient_copy_bytes: Device memory of fp32 copies of the gradients of all that this rank steps: made
-            at once before the first chunk, as one norm is taken over all, and gone after the step; 0 where
-            gradients are fp32 themselves.
+        gradient_copy_bytes: Device memory of fp32 copies of gradients while the rank steps: those of all that
+            Adam steps, made before the first chunk and gone after the step, and those of one chunk of
+            Muon's; with ``none``, and with ``mapped`` (which Megatron's own offloader may serve), all of
+            Muon's as well. 0 where gradients are fp32 themselves.
         adam_state_bytes: Device memory of Adam's state.
         chunks: Chunks of the plan.
         chunks_on_disk: Those of them that live on disk.
@@ -164,7 +165,9 @@ def rank_figures(
         window_bytes=sum(windows),
         weight_bytes=held_elements * WEIGHT_BYTES,
         gradient_bytes=held_elements * (BF16_GRADIENT_BYTES if bf16_gradients else GRADIENT_BYTES),
-        gradient_copy_bytes=(muon + adam_elements) * GRADIENT_BYTES * bf16_gradients,
+        gradient_copy_bytes=(_widened(plan, muon, settings) + adam_elements)
+        * GRADIENT_BYTES
+        * bf16_gradients,
         adam_state_bytes=adam_elements * ADAM_STATE_BYTES,
         chunks=len(plan.chunks),
         chunks_on_disk=len(plan.of_tier(Tier.DISK)),
@@ -184,6 +187,14 @@ def _file_maps(disk: int, files: int, *, mapped: bool) -> int:
     if files == 1 or not disk:
         return int(disk > 0)
     return Stripes(size=disk, files=files).count + files * mapped
+
+
+def _widened(plan: ChunkPlan, muon: int, settings: OffloadSettings) -> int:
+    """Count Muon's elements whose gradients exist in fp32 at once (see megatron/late_gradients.py)."""
+    if settings.engine in ("none", "mapped"):
+        return muon
+    masters = (sum(slot.nbytes for slot in chunk.masters) for chunk in plan.chunks)
+    return max(masters, default=0) // STATE_BYTES
 
 
 def _plan(owned: Sequence[TensorInfo], settings: OffloadSettings, second_moments: bool) -> ChunkPlan:

@@ -24,6 +24,14 @@ PATHS = {
         "parallel.decoder_first_pipeline_num_layers=1",
     ),
     "older_path": (*DP2, "megatron.param_layout=false"),
+    # Gradients in bf16, clipped: norms are about 0.8 here.
+    "bf16_gradients": (
+        "launcher=two_ranks",
+        "parallel=tp2_ep2",
+        "parallel.etp=1",
+        "megatron.args.grad_reduce_in_bf16=true",
+        "optimizer.clip_grad=0.3",
+    ),
     "megatron_018": DP2,
 }
 THREE_TIERS = ("offload.fraction=0.8", "offload.host_memory_gb=0.0003")
@@ -91,7 +99,12 @@ def test_six_steps_are_bit_identical_to_resident_state(
 
 @pytest.mark.parametrize(
     ("layout", "number", "tiers"),
-    [("uneven_pp2", 2, ()), ("older_path", 3, THREE_TIERS), ("megatron_018", 1, ())],
+    [
+        ("uneven_pp2", 2, ()),
+        ("older_path", 3, THREE_TIERS),
+        ("bf16_gradients", 1, ()),
+        ("megatron_018", 1, ()),
+    ],
 )
 def test_other_ways_through_megatron_are_bit_identical(
     tmp_path: Path, directory: Path, resident: Residents, layout: str, number: int, tiers: tuple[str, ...]

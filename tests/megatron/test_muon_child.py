@@ -16,6 +16,7 @@ import torch
 
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.cpu_device import cpu_device
+from muon_offload_cli.megatron.late_gradients import LateGradient
 from muon_offload_cli.megatron.muon_child import make_muon_child
 from muon_offload_cli.offload.plan import Tier
 from muon_offload_cli.offload.settings import OffloadSettings
@@ -88,15 +89,22 @@ def test_the_state_is_never_offloaded_twice(base: Any, settings: OffloadSettings
     child(make_optimizer(make_model()), config, None, None).offloader.close()
 
 
-def give_gradients(parameters: list[torch.nn.Parameter], seed: int) -> None:
+def give_gradients(
+    parameters: list[torch.nn.Parameter], seed: int, dtype: torch.dtype = torch.float32
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
-        parameter.main_grad = torch.randn(parameter.shape, generator=generator)  # type: ignore[attr-defined]
+        # Of parameters that are fp32 themselves Megatron never reduces gradients in bf16.
+        kept = dtype if parameter.dtype == torch.bfloat16 else torch.float32
+        gradient = torch.randn(parameter.shape, generator=generator).to(kept)
+        parameter.main_grad = gradient  # type: ignore[attr-defined]
 
 
-def step(optimizer: Any, parameters: list[torch.nn.Parameter], seed: int) -> None:
+def step(
+    optimizer: Any, parameters: list[torch.nn.Parameter], seed: int, dtype: torch.dtype = torch.float32
+) -> None:
     optimizer.zero_grad()
-    give_gradients(parameters, seed)
+    give_gradients(parameters, seed, dtype)
     assert optimizer.prepare_grads() is False
     assert optimizer.step_with_ready_grads()
 
@@ -124,6 +132,45 @@ def test_weights_masters_and_momenta_are_those_of_the_resident_optimizer(
                 momentum = child.optimizer.state[a]["momentum_buffer"]
                 assert torch.equal(momentum, resident.optimizer.state[b]["momentum_buffer"])
         assert child.offloader.sweeps == 6
+    finally:
+        child.offloader.close()
+
+
+def test_gradients_in_bf16_are_widened_as_their_chunk_is_stepped(
+    base: Any, settings: OffloadSettings
+) -> None:
+    class Watching(torch.optim.SGD):
+        """Notes how many of the masters have an fp32 gradient whenever some are stepped."""
+
+        def step(self, *_: Any) -> None:
+            wide.append(
+                (
+                    sum(
+                        not isinstance(master.grad, LateGradient)
+                        for master in masters_of(mine)
+                        if master.grad is not None
+                    ),
+                    sum(len(group["params"]) for group in self.param_groups),
+                )
+            )
+            super().step()
+
+    wide: list[tuple[int, int]] = []
+    mine, theirs = make_model(), make_model()
+    child_of = make_muon_child(base, (Watching,), lambda: settings, lambda _: None)
+    child = child_of(make_optimizer(mine, Watching), make_config(), None, None)
+    resident = base(make_optimizer(theirs), make_config(), None, None)
+    try:
+        for seed in range(3):
+            step(child, mine, seed, torch.bfloat16)
+            step(resident, theirs, seed, torch.bfloat16)
+        child.offloader.synchronize()
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a, b)
+        chunks = len(child.offloader.plan.chunks)
+        # At the end of a step comes the parameter that is fp32 itself and has no master.
+        assert [stepped for seen, stepped in wide if not seen] == [1] * 3
+        assert len([1 for seen, stepped in wide if seen == stepped]) == 3 * chunks == len(wide) - 3
     finally:
         child.offloader.close()
 
