@@ -152,7 +152,7 @@ def _run(leg: Config, say: Callable[[str], None], name: str, *, kill_at: int | N
     """Run one leg to its end; at step `kill_at` every rank is killed as a machine that dies would do it."""
     folder = create_folder(leg, now=datetime.now(), base=Path.cwd())
     save_config(leg, folder.resolved)
-    folder.script.write_text(script_text(leg, folder, Path.cwd()))
+    folder.write_script(script_text(leg, folder, Path.cwd()))
     pids: dict[int, int] = {}
     seen: list[StepSeen] = []
     kills_before = memory.oom_kills()

@@ -72,8 +72,7 @@ def train_command(
             remarks += write_tokens(config)
         folder = create_folder(config, now=started, base=base)
         save_config(config, folder.resolved)
-        folder.script.write_text(script_text(config, folder, base))
-        folder.script.chmod(0o755)
+        folder.write_script(script_text(config, folder, base))
 
         view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
         view.plan(preview(config, folder, prepared.facts))

@@ -80,9 +80,8 @@ def has_compact_layout(megatron_path: str | None) -> bool:
         roots.append(str(from_home(megatron_path) / "megatron"))
     for root in roots:
         try:
-            return f"'{LAYOUT_OPT_IN}'" in (Path(root) / "training/arguments.py").read_text().replace(
-                '"', "'"
-            )
+            source = (Path(root) / "training/arguments.py").read_text(encoding="utf-8")
+            return f"'{LAYOUT_OPT_IN}'" in source.replace('"', "'")
         except (OSError, ValueError):  # not there, or a path that cannot be one
             continue
     return False
