@@ -146,7 +146,7 @@ def check_key(key: str, options: Mapping[str, Iterable[str]], where: str = "") -
         near = groups[0]
     return Problem(
         what=f"there is no key {short(key)!r}{place}." + (f" Did you mean {near}?" if near else ""),
-        fix=f"{near}=..."
+        fix=(f"write {near} in its place" if where else f"{near}=...")
         if near
         else f"keys start with {', '.join(sorted(options))}, train, checkpoint, ...",
         keys=(key,),
