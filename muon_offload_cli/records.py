@@ -5,6 +5,7 @@ Both sides of the house import this module, so it knows neither torch nor a term
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -147,10 +148,8 @@ class RankReport:
     problems: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """Replace `path` with this report in one rename, so that a reader never sees half of it."""
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=1))
-        temporary.replace(path)
+        """Write it to `path`. A drive that takes no more ends no run: the report before it stays."""
+        write_whole(path, json.dumps(asdict(self), indent=1))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -166,3 +165,20 @@ class RankReport:
 def _known(cls: type, data: dict[str, Any]) -> dict[str, Any]:
     names = {f.name for f in fields(cls)}
     return {key: value for key, value in data.items() if key in names}
+
+
+def write_whole(path: Path, text: str) -> OSError | None:
+    """Replace `path` in one rename, so that a reader never sees half of it.
+
+    Returns:
+        What the system said where that cannot be done; what was there before is there still.
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return error
+    return None

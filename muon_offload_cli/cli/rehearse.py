@@ -24,10 +24,9 @@ from muon_offload_cli.config.probing import needs_probe
 from muon_offload_cli.config.rehearsal import Rehearsal, rehearse
 from muon_offload_cli.config.rules import check, refuses
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.config.yaml_files import save_config
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.launch.figures import StepSeen
-from muon_offload_cli.launch.folder import create_folder, local_ranks
+from muon_offload_cli.launch.folder import begin_folder, local_ranks
 from muon_offload_cli.launch.follow import Event, RankReported
 from muon_offload_cli.launch.job import Outcome, run_job
 from muon_offload_cli.launch.legs import (
@@ -150,9 +149,10 @@ def _legs(config: Config, scratch: Path, say: Callable[[str], None]) -> tuple[li
 
 def _run(leg: Config, say: Callable[[str], None], name: str, *, kill_at: int | None = None) -> Outcome:
     """Run one leg to its end; at step `kill_at` every rank is killed as a machine that dies would do it."""
-    folder = create_folder(leg, now=datetime.now(), base=Path.cwd())
-    save_config(leg, folder.resolved)
-    folder.write_script(script_text(leg, folder, Path.cwd()))
+    base = Path.cwd()
+    folder = begin_folder(
+        leg, now=datetime.now(), base=base, script=lambda folder: script_text(leg, folder, base)
+    )
     pids: dict[int, int] = {}
     seen: list[StepSeen] = []
     kills_before = memory.oom_kills()

@@ -14,13 +14,13 @@ from muon_offload_cli.cli.prepare import prepare
 from muon_offload_cli.cli.problems import print_problems
 from muon_offload_cli.cli.train_view import TrainView, make_console
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.config.yaml_files import save_config, to_yaml
+from muon_offload_cli.config.yaml_files import to_yaml
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.launch.cause import MachineFigures
 from muon_offload_cli.launch.claim import sole_saver
 from muon_offload_cli.launch.command import by_hand, environment, script, torchrun_command
 from muon_offload_cli.launch.figures import StepSeen
-from muon_offload_cli.launch.folder import RunFolder, create_folder, local_ranks, planned_folder
+from muon_offload_cli.launch.folder import RunFolder, begin_folder, local_ranks, planned_folder
 from muon_offload_cli.launch.follow import Event
 from muon_offload_cli.launch.job import Outcome, run_job
 from muon_offload_cli.launch.post_mortem import Evidence, PostMortem, explain
@@ -70,10 +70,9 @@ def train_command(
         config, chosen = settle_checkpoints(prepared.asked, base)
         if config.megatron.entrypoint is None:
             remarks += write_tokens(config)
-        folder = create_folder(config, now=started, base=base)
-        save_config(config, folder.resolved)
-        folder.write_script(script_text(config, folder, base))
-
+        folder = begin_folder(
+            config, now=started, base=base, script=lambda folder: script_text(config, folder, base)
+        )
         view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
         view.plan(preview(config, folder, prepared.facts))
         print_problems([*remarks, *chosen, *claim.remarks])
@@ -131,7 +130,7 @@ def _run(
     summary = summarize(
         config, folder, outcome, verdict, ends, started=started, exit_code=code, failure=found
     )
-    summary.write(folder.summary)
+    unwritten = summary.write(folder.summary)
 
     if found is not None and found.problems:
         view.line(f"stopped by rank {found.rank}; its log: {found.log}")
@@ -145,7 +144,13 @@ def _run(
         view.line(summary.bottleneck.text)
         if summary.bottleneck.advice:
             view.line(f"  to change next: {summary.bottleneck.advice}")
-    view.line(f"summary: {folder.summary}")
+    if unwritten is None:
+        view.line(f"summary: {folder.summary}")
+    else:
+        view.line(
+            f"run.directory={folder.root} takes no more ({unwritten.strerror}): there is no summary, and "
+            "ranks' reports and logs are cut short."
+        )
     view.headline(verdict)
     if json:
         print(summary.to_json())

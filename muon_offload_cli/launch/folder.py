@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.yaml_files import save_config
 from muon_offload_cli.errors import UserError, override, wrong
 
 
@@ -110,23 +112,48 @@ def create_folder(config: Config, *, now: datetime, base: Path) -> RunFolder:
         UserError: `run.directory` is not empty, is no folder, or cannot be made.
     """
     folder = planned_folder(config, now=now, base=base)
-    named = config.run.directory is not None
     try:
-        folder = _claim_named(folder) if named else _claim_fresh(folder)
+        folder = _claim_fresh(folder) if config.run.directory is None else _claim_named(folder)
         for sub in (folder.logs, folder.metrics, folder.reports):
             sub.mkdir()
     except OSError as error:
-        place = (
-            f"run.directory={config.run.directory}"
-            if named
-            else f"the run folder {folder.root} (run.directory)"
-        )
-        raise wrong(
-            f"{place} cannot be made: {error.strerror}: {error.filename or folder.root}.",
-            "run.directory=/a/folder/that/you/may/write",
-            "run.directory",
-        ) from error
+        raise _not_made(config, folder, error) from error
     return folder
+
+
+def begin_folder(
+    config: Config, *, now: datetime, base: Path, script: Callable[[RunFolder], str]
+) -> RunFolder:
+    """Make the run folder with the configuration and the script of the run.
+
+    Args:
+        config: The resolved configuration.
+        now: As for `planned_folder`.
+        base: As for `planned_folder`.
+        script: Gives the text of the script.
+
+    Raises:
+        UserError: As `create_folder`, or the folder takes no more; nothing is left in it.
+    """
+    folder = create_folder(config, now=now, base=base)
+    try:
+        save_config(config, folder.resolved)
+        folder.write_script(script(folder))
+    except OSError as error:
+        for made in folder.root.iterdir():
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        raise _not_made(config, folder, error) from error
+    return folder
+
+
+def _not_made(config: Config, folder: RunFolder, error: OSError) -> UserError:
+    asked = config.run.directory
+    place = f"the run folder {folder.root} (run.directory)" if asked is None else f"run.directory={asked}"
+    return wrong(
+        f"{place} cannot be made: {error.strerror}: {error.filename or folder.root}.",
+        "run.directory=/a/folder/that/you/may/write",
+        "run.directory",
+    )
 
 
 def _claim_named(folder: RunFolder) -> RunFolder:

@@ -14,6 +14,7 @@ from muon_offload_cli.launch.folder import RunFolder
 from muon_offload_cli.launch.job import Outcome
 from muon_offload_cli.launch.post_mortem import PostMortem
 from muon_offload_cli.launch.verdict import RankVerdict, Verdict
+from muon_offload_cli.records import write_whole
 
 
 @dataclass(kw_only=True, slots=True)
@@ -105,11 +106,9 @@ class Summary:
         """Return the summary as indented JSON."""
         return json.dumps(asdict(self), indent=1)
 
-    def write(self, path: Path) -> None:
-        """Replace `path` in one rename."""
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(self.to_json() + "\n")
-        temporary.replace(path)
+    def write(self, path: Path) -> OSError | None:
+        """Write it to `path`, as `write_whole` does."""
+        return write_whole(path, self.to_json() + "\n")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -43,7 +43,7 @@ class Observer:
     ) -> None:
         self.report = report
         self._report_path = report_path
-        self._metrics: TextIO = metrics_path.open("a", buffering=1)
+        self._metrics: BinaryIO | None = metrics_path.open("ab", buffering=0)
         self._engine = engine
         self._script = script
         self._offloaders: list[Watched] = []
@@ -164,10 +164,19 @@ class Observer:
             window_bytes=sum(offloader.window_bytes for offloader in self._offloaders),
             gpu_peak_bytes=max(self._model_peak, torch.cuda.max_memory_allocated()),
         )
-        self._metrics.write(record.to_json() + "\n")
+        self._append(record.to_json() + "\n")
         print(f"muon state step: {self._where()}", flush=True)
         self._totals = totals
         self._last = time.perf_counter()
+
+    def _append(self, line: str) -> None:
+        """Write a line of metrics; a file that takes no more is given up, for a run does not end for it."""
+        try:
+            if self._metrics is not None:
+                self._metrics.write(line.encode())
+        except OSError as error:
+            print(f"no more metrics are written: {error.strerror}", flush=True)
+            self.close()
 
     def _where(self) -> str:
         places = ((self.report.disk_bytes, "on disk"), (self.report.host_bytes, "in host memory"))
@@ -232,4 +241,6 @@ class Observer:
 
     def close(self) -> None:
         """Close the metrics file."""
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None

@@ -6,6 +6,7 @@ code where a person can help, and 1 with a traceback in its log otherwise.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import socket
@@ -13,6 +14,7 @@ import sys
 import traceback
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.entry_point import ScriptExitError
@@ -77,13 +79,27 @@ def _train(config_path: Path, folder: Path, report: RankReport, report_path: Pat
         observer.close()
 
 
+class _Log(io.FileIO):
+    """A log that takes what the drive has room for: a run does not end for the rest."""
+
+    def write(self, data: Any) -> int:
+        """Write, or seem to."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 def _log_to(path: Path) -> None:
     """Send this process's output, and that of libraries below Python, to its own log."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         stream.flush()
         os.dup2(descriptor, stream.fileno())
+        log: Any = _Log(stream.fileno(), "wb", closefd=False)
+        setattr(sys, name, io.TextIOWrapper(log, "utf-8", "backslashreplace", write_through=True))
     os.close(descriptor)
 
 

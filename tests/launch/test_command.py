@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from datetime import datetime
@@ -14,7 +15,13 @@ from hypothesis import strategies as st
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.launch.command import Setting, by_hand, environment, script, torchrun_command
-from muon_offload_cli.launch.folder import RunFolder, create_folder, local_ranks, planned_folder
+from muon_offload_cli.launch.folder import (
+    RunFolder,
+    begin_folder,
+    create_folder,
+    local_ranks,
+    planned_folder,
+)
 
 FOLDER = RunFolder(root=Path("/runs/a run"))
 
@@ -198,6 +205,21 @@ def test_a_script_is_written_with_the_bytes_of_its_paths(tmp_path: Path) -> None
     folder.write_script(f"cd {os.fsdecode(b'/x/\xc3\xbc\xff')}")
     assert folder.script.read_bytes() == b"cd /x/\xc3\xbc\xff"
     assert os.access(folder.script, os.X_OK)
+
+
+def test_a_folder_that_takes_no_more_is_left_empty(tmp_path: Path) -> None:
+    asked = config()
+    asked.run.directory = str(tmp_path / "run")
+
+    def full(folder: RunFolder) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder.script))
+
+    with pytest.raises(
+        UserError, match=r"run\.directory=.* cannot be made: No space left on device: .*run\.sh"
+    ):
+        begin_folder(asked, now=NOW, base=tmp_path, script=full)
+    assert list((tmp_path / "run").iterdir()) == []
+    assert begin_folder(asked, now=NOW, base=tmp_path, script=lambda _: "x").script.read_text() == "x"
 
 
 def test_a_named_folder_that_is_a_file_or_below_one_is_refused(tmp_path: Path) -> None:

@@ -77,6 +77,24 @@ def records(tmp_path: Path) -> list[StepRecord]:
     return [StepRecord.from_json(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_training_goes_on_where_neither_metrics_nor_reports_can_be_written(
+    tmp_path: Path, loop: Loop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    observer = observe(tmp_path, "none")
+    with Substitutions() as stack:
+        LoopListener(observer, stack)
+        loop.build()
+        (tmp_path / "report.tmp").mkdir()
+        loop.step(1)
+        loop.step(2)
+    observer.write()
+    observer.close()
+    assert capsys.readouterr().out.count("no more metrics are written: No space left on device") == 1
+    assert observer.report.steps == 2
+    assert RankReport.read(tmp_path / "report.json").steps == 0
+
+
 def test_each_step_that_swept_counts_as_taken_from_the_backend(
     tmp_path: Path, loop: Loop, offloader: StateOffloader, capsys: pytest.CaptureFixture[str]
 ) -> None:

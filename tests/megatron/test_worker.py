@@ -42,7 +42,8 @@ def work(tmp_path: Path, body: str) -> tuple[int, RankReport, str]:
     )
     assert (done.stdout, done.stderr) == ("", "")
     report = RankReport.read(tmp_path / "reports" / "rank_3.json")
-    return done.returncode, report, (tmp_path / "logs" / "rank_3.log").read_text()
+    log = tmp_path / "logs" / "rank_3.log"
+    return done.returncode, report, log.read_text() if log.is_file() else ""
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +103,13 @@ def test_any_other_exception_exits_1_with_its_first_line_and_a_traceback_in_the_
     assert report.error == error
     assert not report.finished
     assert "Traceback" in log
+
+
+def test_a_rank_trains_on_where_its_drive_takes_no_more_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "rank_3.log").symlink_to("/dev/full")
+    body = "for stream in (sys.stdout, sys.stderr): print('after', file=stream, flush=True)"
+    code, report, _ = work(tmp_path, body)
+    assert (code, report.error) == (0, "")
 
 
 def test_a_script_that_exits_by_itself_passes_its_code_on_without_a_traceback(tmp_path: Path) -> None:
