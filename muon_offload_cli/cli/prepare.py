@@ -115,6 +115,9 @@ def judge(
     if local and not _resumes_wrongly(problems):
         try:
             config, chosen = settle_checkpoints(config, Path.cwd())
+            if config.resume.step is not None:
+                # Weights come from the checkpoint then (megatron/hf_weights.py), and not from a folder.
+                problems = [each for each in problems if each.rule != "hf-weights"]
         except UserError as error:
             problems += error.problems
     return Judged(

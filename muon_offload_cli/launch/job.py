@@ -76,8 +76,8 @@ def run_job(
 ) -> Outcome:
     """Run `command` to its end and report events as they are seen.
 
-    SIGINT, SIGTERM and SIGHUP to this process end the job (SIGTERM to every process of it, SIGKILL
-    after the grace; a second signal ends the grace). With `saves_on_sigterm` a first SIGTERM is handed to the
+    SIGINT, SIGTERM and, unless it is ignored, SIGHUP to this process end the job (SIGTERM to every process of
+    it, SIGKILL after the grace; a second signal ends the grace). With `saves_on_sigterm` a first SIGTERM is handed to the
     ranks alone, which save after their step and end by themselves, however long that takes. Whatever happens,
     also an exception from `on_event` or SIGKILL to this process, no process of the job stays.
 
@@ -185,10 +185,11 @@ def _signals_noted() -> Iterator[_Noted]:
         # Python delivers signals to the main thread only, so there is nothing to note here.
         yield noted
         return
-    before = {
-        signum: signal.signal(signum, noted.handle)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    ends = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # nohup: the run outlives its terminal.
+        ends.remove(signal.SIGHUP)
+    before = {signum: signal.signal(signum, noted.handle) for signum in ends}
     try:
         yield noted
     finally:

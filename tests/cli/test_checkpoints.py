@@ -123,3 +123,18 @@ def test_the_checkpoint_that_a_run_would_take_is_said(
     assert run(["check-config", "recipe=tiny", "device=cpu", "train.steps=9", f"resume={tmp_path}"]) == 0
     printed = capsys.readouterr()
     assert f"takes step 4 of {tmp_path}" in printed.out + printed.err
+
+
+def test_a_run_that_goes_on_needs_no_weights_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(__file__).parents[1] / "config" / "hf" / "qwen3_4b"
+    words = ["check-config", "recipe=tiny", "device=cpu", "train.steps=9", "model=from_hf", "data=mock"]
+    words += [f"model.from_hf={folder}", f"checkpoint.directory={tmp_path}", "resume=auto"]
+    run(words)
+    assert "holds no weights" in capsys.readouterr().err
+    forged.save_plain(tmp_path, 4)
+    run(words)
+    printed = capsys.readouterr()
+    assert f"takes step 4 of {tmp_path}" in printed.out + printed.err
+    assert "holds no weights" not in printed.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -64,7 +65,15 @@ def pids_of(root: Path) -> list[int]:
 def started(arguments: list[str], plan: dict[str, Any], **more: str) -> Iterator[subprocess.Popen[str]]:
     """A program with the stand-in on its path, which does not outlive the block."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(arguments, env=environment(plan, **more), stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen(
+        arguments,
+        env=environment(plan, **more),
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        # Whatever the tests were started under.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
     try:
         yield process
     finally:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -257,9 +257,9 @@ print(outcome.interrupted_by)
 
 @contextmanager
 def launcher(
-    folder: RunFolder, plan: dict[str, Any], grace_s: float = 2.0, **more: str
+    folder: RunFolder, plan: dict[str, Any], grace_s: float = 2.0, *, under: Sequence[str] = (), **more: str
 ) -> Iterator[subprocess.Popen[str]]:
-    fixed = [sys.executable, "-c", LAUNCHER, str(folder.root), str(grace_s)]
+    fixed = [*under, sys.executable, "-c", LAUNCHER, str(folder.root), str(grace_s)]
     arguments = [*fixed, *fake_torchrun.command(folder.root, 2)]
     with fake_torchrun.started(arguments, plan, **more) as process:
         assert fake_torchrun.wait_until(lambda: all(folder.rank_metrics(rank).exists() for rank in range(2)))
@@ -276,6 +276,14 @@ def test_a_signal_to_the_launcher_leaves_no_process(
         out, _ = process.communicate(timeout=fake_torchrun.HANG_S)
     assert out.strip() == str(int(signum))
     assert fake_torchrun.processes_of(folder.root) == []
+
+
+def test_nohup_keeps_a_run_when_its_terminal_goes(folder: RunFolder) -> None:
+    with launcher(folder, {"steps": 10000}, under=["nohup"]) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=fake_torchrun.HANG_S)
+    assert out.strip() == str(int(signal.SIGTERM))
 
 
 def test_a_second_signal_ends_the_grace(folder: RunFolder) -> None:
