@@ -114,14 +114,14 @@ def _line(result: Result, first: Result) -> str:
 
 def _measure(way: str, options: argparse.Namespace, scratch: Path) -> Result:
     result = Result(way=way)
-    saved = scratch / "saved"
+    saved, last = scratch / "saved", step_folder(scratch / "last", SAVES)
     names = {name: scratch / f"{name}_{way.replace(':', '_')}" for name in ("saving", "resumed")}
     steps = f"train.steps={SAVES + 1}"
     words = (steps, f"checkpoint.directory={saved}", "checkpoint.interval=1", "checkpoint.keep=1")
     command = train_command(options.recipe, options.overrides, way, names["saving"], *words)
-    result.fault = _save(command, names["saving"], saved, result)
+    result.fault = _save(command, names["saving"], saved, last, result)
     if not result.fault:
-        words = (steps, f"resume={step_folder(saved, SAVES)}")
+        words = (steps, f"resume={last}")
         command = train_command(options.recipe, options.overrides, way, names["resumed"], *words)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -133,7 +133,8 @@ def _measure(way: str, options: argparse.Namespace, scratch: Path) -> Result:
         ends = [steps_of(folder)[-1] for folder in names.values()]
         straight, resumed = ([(r.step, r.loss, r.grad_norm) for r in end] for end in ends)
         result.same = straight == resumed
-    shutil.rmtree(saved, ignore_errors=True)
+    for folder in (saved, last.parent):
+        shutil.rmtree(folder, ignore_errors=True)
     if not result.fault:
         state = result.state_files[-1] / (result.state_files[-1] + result.checkpoint_bytes)
         save, load = (raw_mixed_gb_s(scratch, options.raw_gib, share) for share in (state, 1 - state))
@@ -141,8 +142,9 @@ def _measure(way: str, options: argparse.Namespace, scratch: Path) -> Result:
     return result
 
 
-def _save(command: list[str], folder: Path, saved: Path, result: Result) -> str:
+def _save(command: list[str], folder: Path, saved: Path, last: Path, result: Result) -> str:
     """Run until the step after the last save is taken, then end the run; returns what went wrong."""
+    last.parent.mkdir()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
         try:
@@ -153,6 +155,9 @@ def _save(command: list[str], folder: Path, saved: Path, result: Result) -> str:
                     _note_save(reports, result)
                     if len(result.saves) < SAVES:
                         shutil.rmtree(step_folder(saved, reports[0].saved_step))
+                    else:
+                        # Out of reach of the save after the last step, which a fast drive ends in no time.
+                        step_folder(saved, SAVES).rename(last)
         finally:
             # At once, whatever the save after the last step has come to: that one is not wanted.
             process.send_signal(signal.SIGINT)
