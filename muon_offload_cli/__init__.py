@@ -50,7 +50,7 @@ def install(
             `ranks_per_node` is a multiple of their number, and each rank's file is striped otherwise.
         engine: ``host``, ``mapped`` or ``disk``.
         chunk_mb: MiB of state that move as one unit; 0: everything at once.
-        fraction: Part of the state's bytes that leaves the device, 0 to 1.
+        fraction: Part of the state's bytes that leaves the device, above 0 and at most 1.
         host_memory_gb: GiB of host memory a node that hold state for good before the disk is used.
         ranks_per_node: Processes that share that memory; None: ``LOCAL_WORLD_SIZE`` as torchrun sets it,
             else 1. Where another launcher starts several on a node (Ray, say), give their number.

@@ -54,7 +54,7 @@ class UserError(Exception):
     problems: list[Problem] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        super().__init__("; ".join(problem.what for problem in self.problems))
+        super().__init__(" ".join(problem.what for problem in self.problems))
 
     @property
     def exit_code(self) -> int:

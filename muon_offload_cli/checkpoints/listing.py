@@ -97,7 +97,12 @@ def look_at(folder: Path, step: int, tracked: int | None) -> Found:
     except (ValueError, OSError) as error:
         reason = f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else error
         return _broken(folder, step, f"{SEAL}: {reason}")
-    fault = _unsealed_fault(folder, step, tracked) if seal is None else size_fault(folder, seal)
+    if seal is None:
+        fault = _unsealed_fault(folder, step, tracked)
+    elif seal.step != step:
+        fault = f"it was sealed as {step_folder(folder.parent, seal.step).name}, and has been renamed"
+    else:
+        fault = size_fault(folder, seal)
     size = _size_of(folder) if seal is None or fault else seal.nbytes
     return Found(step=step, folder=folder, fault=fault, seal=seal, size=size)
 

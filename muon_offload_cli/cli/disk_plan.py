@@ -194,7 +194,8 @@ def _draw(plot: Path, plan: RunPlan, title: str, lines: list[tuple[str, str]]) -
                 bytestring=svg(plan, title).encode(), write_to=str(plot)
             )
         else:
-            plot.write_text(html(plan, title, lines) if plot.suffix == ".html" else svg(plan, title))
+            drawn = html(plan, title, lines) if plot.suffix == ".html" else svg(plan, title)
+            plot.write_text(drawn, encoding="utf-8")
     except OSError as error:
         raise wrong(
             f"--plot {plot} cannot be written: {error.strerror}.", another_place("--plot", plot)

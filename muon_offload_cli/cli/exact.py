@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muon_offload_cli.config.probing import importing, last_object, root_of
+from muon_offload_cli.config.probing import importing, last_object
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import save_config
 from muon_offload_cli.errors import Problem, UserError, wrong
@@ -142,7 +142,7 @@ def _ask(config: Config, ranks: list[int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "resolved.yaml"
         save_config(config, path)
-        environment = importing(root_of(config.megatron.path))
+        environment = importing(config.megatron.path)
         command = [sys.executable, "-m", MODULE, str(path), "--ranks", ",".join(map(str, ranks))]
         try:
             done = subprocess.run(

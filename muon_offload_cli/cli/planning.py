@@ -43,11 +43,12 @@ def planner_of(config: Config) -> Planner:
     return Planner(config, layers_of(config), compact=has_compact_layout(config.megatron.path))
 
 
-def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
+def settle_host_memory(config: Config, written: Set[str], *, here: bool) -> list[Problem]:
     """Replace ``offload.host_memory_gb=auto`` by what a node can give.
 
     Args:
         config: The composed run; changed in place.
+        written: Keys that the user wrote.
         here: Judge this machine; False: the one that ``cluster.host_memory_gb`` describes, if it does.
 
     Returns:
@@ -65,10 +66,13 @@ def settle_host_memory(config: Config, *, here: bool) -> list[Problem]:
         # The rules refuse these; there is nothing to reckon with.
         return []
     found = memory.inspect() if described is None else memory.of_size(round(described * GIB))
+    # What ranks hold on their devices does not depend on the budget, so it can be planned with none.
+    plan = plan_of(config, written) if config.device is Device.cpu else None
     budget = host_budget(
         found,
         ranks=ranks,
         staging_bytes=round(staging_mb * MIB),
+        device_bytes=plan.nodes[config.launcher.node_rank].device_bytes if plan is not None else 0,
     )
     offload.host_memory_gb = f"{budget.budget_bytes / GIB:.3f}"
     return [
@@ -123,7 +127,7 @@ def layouts_here(
     """Return a sentence on the layouts that fit this machine's GPUs, and the words that give the first.
 
     Args:
-        config: A run of more ranks than `gpus`, ``offload.host_memory_gb`` a number.
+        config: A run of more ranks than `gpus`; a budget of ``auto`` counts as none.
         written: Keys that the user wrote.
         gpus: GPUs of this machine, at least 1.
         disk_bytes: Free in the offload directory; None: not known.

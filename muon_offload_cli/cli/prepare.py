@@ -28,13 +28,17 @@ class Judged:
     Attributes:
         config: Composed; `offload.host_memory_gb` is a number; if this machine was judged, the checkpoint to
             go on from is chosen, and `device` settled.
+        asked: As `config`, before a checkpoint was chosen.
         problems: All that was found, notes of what ``auto`` took included.
+        chosen: Notes on the checkpoint that was chosen, which are among these.
         here: Whether this machine was judged, and not the recipe's cluster.
         facts: What was known of the machine.
     """
 
     config: Config
+    asked: Config
     problems: list[Problem]
+    chosen: list[Problem]
     here: bool
     facts: MachineFacts
 
@@ -52,12 +56,16 @@ class PreparedRun:
     Attributes:
         config: Resolved: `device`, `offload.host_memory_gb` and `resume` are no longer ``auto``,
             `offload.directory` is set if it is read.
+        asked: As `config`, before a checkpoint was chosen.
         remarks: Warnings and notes of the rules.
+        chosen: Notes on the checkpoint that was chosen.
         facts: What is known of the machine.
     """
 
     config: Config
+    asked: Config
     remarks: list[Problem]
+    chosen: list[Problem]
     facts: MachineFacts
 
 
@@ -82,9 +90,10 @@ def judge(
     composition = compose(recipe, overrides, recipe_directories)
     config = composition.config
     local = here or config.cluster.name == "local"
-    remarks = settle_host_memory(config, here=local)
+    remarks = list[Problem]()
     if local and config.device is Device.auto:
         remarks += _choose_device(config, composition.written, gpu_count())
+    remarks += settle_host_memory(config, composition.written, here=local)
     planned = plan_for_rules(config, composition.written)
     facts = gather_facts(
         config,
@@ -101,14 +110,21 @@ def judge(
             disk_bytes=_room_on_drives(facts),
         )
         facts = replace(facts, layouts_told=told, layouts_fix=fix)
-    problems = check(config, composition.written, facts, here=local)
+    problems = check(config, composition.written, facts, here=local, own=composition.own)
+    asked, chosen = config, list[Problem]()
     if local and not _resumes_wrongly(problems):
         try:
             config, chosen = settle_checkpoints(config, Path.cwd())
-            problems += chosen
         except UserError as error:
             problems += error.problems
-    return Judged(config=config, problems=[*problems, *remarks], here=local, facts=facts)
+    return Judged(
+        config=config,
+        asked=asked,
+        problems=[*problems, *chosen, *remarks],
+        chosen=chosen,
+        here=local,
+        facts=facts,
+    )
 
 
 def _room_on_drives(facts: MachineFacts) -> int | None:
@@ -134,7 +150,13 @@ def prepare(words: Sequence[str], recipe_directories: Sequence[Path]) -> Prepare
     """
     judged = judge(words, recipe_directories, here=True, start=True)
     judged.refuse()
-    return PreparedRun(config=resolve_directory(judged.config), remarks=judged.problems, facts=judged.facts)
+    return PreparedRun(
+        config=resolve_directory(judged.config),
+        asked=resolve_directory(judged.asked),
+        remarks=[problem for problem in judged.problems if problem not in judged.chosen],
+        chosen=judged.chosen,
+        facts=judged.facts,
+    )
 
 
 def _choose_device(config: Config, written: Set[str], num_gpus: int) -> list[Problem]:

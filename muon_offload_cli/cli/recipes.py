@@ -70,7 +70,7 @@ def _one(name: str, recipe_directories: list[Path], copy: Path | None) -> None:
     config = composition.config
     typer.echo(f"{path.stem}: {' '.join(config.description.split())}\n")
     values = to_yaml(config).rstrip()
-    settle_host_memory(config, here=config.cluster.name == "local")
+    settle_host_memory(config, composition.written, here=config.cluster.name == "local")
     plan = plan_of(config, composition.written)
     if plan is None:
         typer.echo(f"no plan: muon-offload check-config recipe={name} says why")

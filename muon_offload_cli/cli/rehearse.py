@@ -109,7 +109,7 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> Rehea
     composition = compose(recipe, overrides, recipe_directories)
     real = composition.config
     facts = gather_facts(real, probe=needs_probe(real, here=False), data_problems=look_at_data(real))
-    _refuse(check(real, composition.written, facts, here=False))
+    _refuse(check(real, composition.written, facts, here=False, own=composition.own))
     small = rehearse(real, shortest=shortest_sequence(real))
     if small.config.offload.host_memory_gib != 0:
         small.config.offload.host_memory_gb = HOST_MEMORY_GB
@@ -152,7 +152,7 @@ def _run(leg: Config, say: Callable[[str], None], name: str, *, kill_at: int | N
     """Run one leg to its end; at step `kill_at` every rank is killed as a machine that dies would do it."""
     folder = create_folder(leg, now=datetime.now(), base=Path.cwd())
     save_config(leg, folder.resolved)
-    folder.script.write_text(script_text(leg, folder, Path.cwd()))
+    folder.write_script(script_text(leg, folder, Path.cwd()))
     pids: dict[int, int] = {}
     seen: list[StepSeen] = []
     kills_before = memory.oom_kills()

@@ -25,6 +25,7 @@ from muon_offload_cli.launch.follow import Event
 from muon_offload_cli.launch.job import Outcome, run_job
 from muon_offload_cli.launch.post_mortem import Evidence, PostMortem, explain
 from muon_offload_cli.launch.preview import preview
+from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.launch.summary import Ends, summarize
 from muon_offload_cli.launch.tail import last_lines
 from muon_offload_cli.launch.verdict import STOPPED_EARLY, Verdict, judge
@@ -62,19 +63,20 @@ def train_command(
     text = script_text(config, planned, base)
     if dry_run:
         sys.stdout.write(by_hand(to_yaml(config), text, planned))
-        print_problems(remarks)
+        print_problems([*remarks, *prepared.chosen])
         return 0
     with sole_saver(config) as claim:
+        # Whoever saved there until now may have done so since the run was judged.
+        config, chosen = settle_checkpoints(prepared.asked, base)
         if config.megatron.entrypoint is None:
             remarks += write_tokens(config)
         folder = create_folder(config, now=started, base=base)
         save_config(config, folder.resolved)
-        folder.script.write_text(script_text(config, folder, base))
-        folder.script.chmod(0o755)
+        folder.write_script(script_text(config, folder, base))
 
         view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
         view.plan(preview(config, folder, prepared.facts))
-        print_problems([*remarks, *claim.remarks])
+        print_problems([*remarks, *chosen, *claim.remarks])
         return _run(config, folder, view, started=started, json=json, held=claim.descriptors)
 
 

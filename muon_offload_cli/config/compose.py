@@ -25,7 +25,7 @@ from muon_offload_cli.config.overrides import (
 from muon_offload_cli.config.recipe_file import checked_defaults, find_recipe, leaves, values_of
 from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.config.typed_config import typed_config
+from muon_offload_cli.config.typed_config import typed_config, wrong_types
 from muon_offload_cli.config.yaml_files import read_mapping
 from muon_offload_cli.errors import Problem, UserError, wrong
 
@@ -51,10 +51,12 @@ class Composition:
         config: The whole run.
         written: Keys that the recipe file or the command line sets itself, not a part or a default. A
             recipe's keys of a section whose choice the command line replaces are not among them.
+        own: What the recipe and its parts have for keys that the command line sets.
     """
 
     config: Config
     written: frozenset[str]
+    own: Mapping[str, Any]
 
 
 def compose(
@@ -80,6 +82,7 @@ def compose(
     recipe_values = values_of(body, path, options, problems)
     if problems:
         # Without its parts a recipe lacks values, and saying so of each would hide the cause.
+        problems += wrong_types(recipe_values, asked.values, path)
         raise UserError(problems=[*asked.problems, *problems])
     problems = asked.problems
 
@@ -92,12 +95,13 @@ def compose(
         values = {**pretrained.values(), **values}
     config = typed_config(values, asked.values, path, problems)
     written = _written(asked, recipe_values)
+    own = {key: values[key] for key in asked.values if key in values}
     if config is not None and pretrained is not None:
         config.model.from_hf = str(pretrained.folder)
         problems += pretrained.contradictions(config, given)
     if config is None or problems:
-        raise UserError(problems=[*problems, *_also_wrong(config, written, problems)])
-    return Composition(config=config, written=written)
+        raise UserError(problems=[*problems, *_also_wrong(config, written, own, problems)])
+    return Composition(config=config, written=written, own=own)
 
 
 def _pretrained(values: Mapping[str, Any], problems: list[Problem]) -> HfModel | None:
@@ -113,7 +117,9 @@ def _pretrained(values: Mapping[str, Any], problems: list[Problem]) -> HfModel |
         return None
 
 
-def _also_wrong(config: Config | None, written: frozenset[str], told: Sequence[Problem]) -> list[Problem]:
+def _also_wrong(
+    config: Config | None, written: frozenset[str], own: Mapping[str, Any], told: Sequence[Problem]
+) -> list[Problem]:
     """Return what the rules refuse of the rest, so that one look shows everything.
 
     What a refused word was meant to change is left out: it would be judged by the value that it replaces.
@@ -122,7 +128,7 @@ def _also_wrong(config: Config | None, written: frozenset[str], told: Sequence[P
         return []
     # A group's name stands for all of its keys.
     unclear = {key for problem in told for key in problem.keys}
-    found = refuses(check(config, written, MachineFacts(), here=False))
+    found = refuses(check(config, written, MachineFacts(), here=False, own=own))
     return [
         problem
         for problem in found

@@ -149,7 +149,7 @@ def read_hf_file(folder: Path) -> HfFile:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise wrong(f"{path} is larger than 16 MiB, no model's description.", fix, KEY)
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise wrong(
             f"{path} cannot be read: {error.strerror}.", command("chmod", "u+r", path), KEY

@@ -23,7 +23,8 @@ from typing import Any
 _SOURCES = ("megatron/core", "megatron/training", "emerging_optimizers")
 _FILES = ("megatron/__init__.py", "torch/__init__.py", "torch/version.py", "transformer_engine/__init__.py")
 _PROBE = [
-    Path(__file__).resolve().parents[1] / "megatron" / name for name in ("probe.py", "native_contract.py")
+    Path(__file__).resolve().parents[1] / "megatron" / name
+    for name in ("probe.py", "native_contract.py", "release.py")
 ]
 _KEPT = 4
 _MAX_BYTES = 4 * 1024**2

@@ -15,7 +15,7 @@ from typing import Any
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.locations import from_home
-from muon_offload_cli.config.rules.facts import MegatronFacts
+from muon_offload_cli.config.rules.facts import FlagFacts, MegatronFacts
 from muon_offload_cli.config.rules.flags import EVERYWHERE, LAYOUT_OPT_IN
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Problem
@@ -80,9 +80,8 @@ def has_compact_layout(megatron_path: str | None) -> bool:
         roots.append(str(from_home(megatron_path) / "megatron"))
     for root in roots:
         try:
-            return f"'{LAYOUT_OPT_IN}'" in (Path(root) / "training/arguments.py").read_text().replace(
-                '"', "'"
-            )
+            source = (Path(root) / "training/arguments.py").read_text(encoding="utf-8")
+            return f"'{LAYOUT_OPT_IN}'" in source.replace('"', "'")
         except (OSError, ValueError):  # not there, or a path that cannot be one
             continue
     return False
@@ -106,8 +105,8 @@ def ask_megatron(
     Returns:
         What it said; a probe that failed or hung is a problem of exit code 3.
     """
-    root = root_of(megatron_path)
-    key = "" if cache is None else probe_cache.fingerprint([*([root] if root else []), "", *sys.path])
+    roots = [str(from_home(megatron_path))] if megatron_path else []
+    key = "" if cache is None else probe_cache.fingerprint([*roots, "", *sys.path])
     kept = probe_cache.load(cache, key) if key else None
     if kept is not None:
         report = read_answer(_with_present_gpus(kept))
@@ -122,7 +121,12 @@ def ask_megatron(
     arguments = list(command) if command is not None else [sys.executable, "-m", PROBE_MODULE]
     try:
         done = subprocess.run(
-            arguments, env=importing(root), capture_output=True, text=True, timeout=timeout_s, check=False
+            arguments,
+            env=importing(megatron_path),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return _failed(f"gave no answer in {timeout_s:g} s", arguments)
@@ -151,11 +155,6 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def root_of(megatron_path: str | None) -> str | None:
-    """Return the absolute folder of a checkout that goes before the installed package, if there is one."""
-    return str(from_home(megatron_path).absolute()) if megatron_path else None
-
-
 CLEARED = {
     "PYTHONOPTIMIZE": "with docstrings taken out, transformers and Megatron do not import",
     "PYTHONWARNINGS": "imports of Megatron warn, and made errors these would end every rank",
@@ -163,11 +162,23 @@ CLEARED = {
 """Variables that no process which imports Megatron may inherit, with the reasons."""
 
 
-def importing(root: str | None) -> dict[str, str]:
-    """Return the environment of a process that imports Megatron from `root`; None: as this one would."""
+def python_path(megatron_path: str | None, inherited: str, base: Path) -> str:
+    """Return the PYTHONPATH of a process that imports Megatron, every entry absolute; empty: none is needed.
+
+    Args:
+        megatron_path: A checkout that goes before everything else.
+        inherited: PYTHONPATH of this process.
+        base: Folder that relative entries start from.
+    """
+    entries = filter(None, [megatron_path, *inherited.split(os.pathsep)])
+    return os.pathsep.join(os.path.normpath(base / from_home(entry)) for entry in entries)
+
+
+def importing(megatron_path: str | None) -> dict[str, str]:
+    """Return the environment of a process that imports Megatron as the ranks would."""
     inherited = {name: value for name, value in os.environ.items() if name not in CLEARED}
-    paths = filter(None, [root, os.environ.get("PYTHONPATH", "")])
-    return inherited | ({"PYTHONPATH": os.pathsep.join(paths)} if root else {})
+    path = python_path(megatron_path, inherited.get("PYTHONPATH", ""), Path.cwd())
+    return inherited | ({"PYTHONPATH": path} if path else {})
 
 
 def last_object(text: str) -> dict[str, Any] | None:
@@ -184,7 +195,7 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 def read_answer(answer: dict[str, Any]) -> ProbeReport:
     """Turn the probe's JSON into facts; values of another type than expected count as not known."""
-    flags = _texts(answer.get("flags"))
+    flags = _flags(answer.get("flags"))
     steps = answer.get("newton_schulz")
     version = answer.get("megatron_version")
     cuda, gpus = answer.get("cuda_available"), answer.get("num_gpus")
@@ -192,7 +203,7 @@ def read_answer(answer: dict[str, Any]) -> ProbeReport:
         megatron=MegatronFacts(
             version=_text(version),
             root=_text(answer.get("megatron_root")),
-            flags=frozenset(flag.lstrip("-").replace("-", "_") for flag in flags) if flags else None,
+            flags=flags or None,
             chunked_offloader=answer.get("chunked_offloader") is True,
             offloader_lacks=tuple(_texts(answer.get("offloader_lacks"))),
             layer_wise=answer.get("layer_wise") is True,
@@ -218,6 +229,23 @@ def read_answer(answer: dict[str, Any]) -> ProbeReport:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _flags(value: Any) -> dict[str, FlagFacts]:
+    """Return what the parser takes after each flag, by its name with underscores."""
+    found = {}
+    for option, takes in value.items() if isinstance(value, dict) else ():
+        if not isinstance(takes, dict):
+            continue
+        nargs, choices = takes.get("nargs"), takes.get("choices")
+        found[str(option).lstrip("-").replace("-", "_")] = FlagFacts(
+            nargs=nargs if isinstance(nargs, int | str) else None,
+            kind=_text(takes.get("kind")) or "",
+            choices=tuple(each for each in choices if isinstance(each, str | int | float))
+            if isinstance(choices, list)
+            else (),
+        )
+    return found
 
 
 def _texts(value: Any) -> list[str]:

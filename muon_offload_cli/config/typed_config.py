@@ -40,11 +40,7 @@ def typed_config(
         The configuration without the values that do not fit; None if one is missing or leads nowhere.
     """
     merged = OmegaConf.structured(Config)
-    for given, where in ((values, f" (in {path})"), (asked, "")):
-        for key, value in given.items():
-            # A wrong value of a recipe that the command line replaces harms nobody.
-            if not _fits(merged, key, value) and (key not in asked or not where):
-                problems.append(_wrong_type(key, value, where))
+    problems += _wrong_types(merged, values, asked, path)
     unresolved = list(_unresolved(merged))
     problems += unresolved
     told = {key for problem in problems for key in problem.keys}
@@ -62,6 +58,22 @@ def typed_config(
         return None
     config = OmegaConf.to_object(merged)
     return config if isinstance(config, Config) else None
+
+
+def wrong_types(values: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> list[Problem]:
+    """Return what `typed_config` says of wrong types, of values that make no whole configuration."""
+    return list(_wrong_types(OmegaConf.structured(Config), values, asked, path))
+
+
+def _wrong_types(
+    merged: DictConfig, values: Mapping[str, Any], asked: Mapping[str, Any], path: Path
+) -> Iterator[Problem]:
+    """Set every value in `merged`, and yield those that their keys do not take."""
+    for given, where in ((values, f" (in {path})"), (asked, "")):
+        for key, value in given.items():
+            # A wrong value of a recipe that the command line replaces harms nobody.
+            if not _fits(merged, key, value) and (key not in asked or not where):
+                yield _wrong_type(key, value, where)
 
 
 def _fits(merged: DictConfig, key: str, value: Any) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muon_offload_cli.config.locations import from_home
-from muon_offload_cli.config.probing import CLEARED
+from muon_offload_cli.config.probing import CLEARED, python_path
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.launch.folder import RunFolder
 
@@ -99,7 +97,7 @@ def environment(config: Config, *, inherited: Mapping[str, str], cores: int, bas
             Setting(name="OMP_NUM_THREADS", value=str(share), reason="the ranks of a node share its cores")
         )
     parallel = config.parallel
-    if parallel.tp > 1 or parallel.cp > 1 or parallel.sequence_parallel:
+    if parallel.tp > 1 or parallel.cp > 1:
         settings.append(
             Setting(
                 name="CUDA_DEVICE_MAX_CONNECTIONS",
@@ -115,19 +113,13 @@ def environment(config: Config, *, inherited: Mapping[str, str], cores: int, bas
                 reason="CPU start-up is three times faster, losses are equal",
             )
         )
-    path = _python_path(config, inherited.get("PYTHONPATH", ""), base)
+    path = python_path(config.megatron.path, inherited.get("PYTHONPATH", ""), base)
     if path:
         reason = (
             "megatron.path goes before the installed package" if config.megatron.path else "as the launcher's"
         )
         settings.append(Setting(name="PYTHONPATH", value=path, reason=reason))
     return settings
-
-
-def _python_path(config: Config, inherited: str, base: Path) -> str:
-    entries = [config.megatron.path] if config.megatron.path else []
-    entries += [entry for entry in inherited.split(os.pathsep) if entry]
-    return os.pathsep.join(os.path.normpath(base / from_home(entry)) for entry in entries)
 
 
 def script(

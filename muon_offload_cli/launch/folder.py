@@ -33,6 +33,11 @@ class RunFolder:
         """The bash script that the launcher itself runs."""
         return self.root / "run.sh"
 
+    def write_script(self, text: str) -> None:
+        """Write `script`, executable; paths in it become the bytes that they are, whatever the locale."""
+        self.script.write_text(text, encoding="utf-8", errors="surrogateescape")
+        self.script.chmod(0o755)
+
     @property
     def logs(self) -> Path:
         """Folder of the logs."""

@@ -106,19 +106,15 @@ def run_job(
             pass_fds=held,
         )
         try:
-            warned = False
+            warned: set[int] = set()
             while leash.poll() is None and not gave_up:
                 _drain(follower, on_event)
                 for notice in quiet.look(time.monotonic()):
                     on_event(notice)
-                if noted and not warned:
-                    if not (saves_on_sigterm and noted.first == signal.SIGTERM):
+                if noted:
+                    saves = saves_on_sigterm and noted.first == signal.SIGTERM and noted.count == 1
+                    if not saves or not _warn(leash, follower.reports, warned):
                         break
-                    warned = _warn(leash, follower.reports)
-                    if not warned:
-                        break
-                elif noted.count > 1:
-                    break
                 gave_up = watch.is_over(time.monotonic())
                 time.sleep(patience.poll_s)
         finally:
@@ -134,20 +130,26 @@ def run_job(
     )
 
 
-def _warn(leash: subprocess.Popen[bytes], reports: Mapping[int, RankReport]) -> bool:
+def _warn(leash: subprocess.Popen[bytes], reports: Mapping[int, RankReport], warned: set[int]) -> bool:
     """Send SIGTERM to the ranks and not to torchrun, which would kill them 30 s later; False: there are none.
 
-    Only processes below the leash are signalled: a number in a report may be another process's by now.
+    Only processes below the leash are signalled: a number in a report may be another process's by now. One
+    list of them may overlook a rank, so this is called until each has its signal.
+
+    Args:
+        leash: Above all processes of the job.
+        reports: Of the ranks.
+        warned: Ranks' processes that have theirs; the others are added as they get it.
     """
-    pids = {report.pid for report in reports.values() if not report.finished}
-    try:
-        ranks = [each for each in psutil.Process(leash.pid).children(recursive=True) if each.pid in pids]
-    except psutil.NoSuchProcess:
-        return False
-    for rank in ranks:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            rank.terminate()
-    return bool(ranks)
+    pids = {report.pid for report in reports.values() if not report.finished} - warned
+    with contextlib.suppress(psutil.NoSuchProcess):
+        below = psutil.Process(leash.pid).children(recursive=True) if pids else []
+        for rank in below:
+            if rank.pid in pids:
+                warned.add(rank.pid)
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    rank.terminate()
+    return bool(pids or warned)
 
 
 def _drain(follower: Follower, on_event: Callable[[Event], None]) -> None:

@@ -48,6 +48,7 @@ def settle_checkpoints(config: Config, base: Path) -> tuple[Config, list[Problem
     if found is None:
         return replace(config, resume=replace(config.resume, source=None, step=None)), notes
     _demand_fit(config, found)
+    _demand_last(config, source, found)
     kind = "its weights alone" if config.resume.weights_only else "it"
     notes.append(
         Problem(
@@ -142,6 +143,23 @@ def _demand_free(config: Config, source: str, directory: Path | None) -> None:
         _KEY,
         "checkpoint.directory",
     )
+
+
+def _demand_last(config: Config, source: str, found: Found) -> None:
+    """Refuse to go back in a folder that keeps later steps: ``resume=auto`` would go on from those next."""
+    own = config.checkpoint.directory
+    if own is None or config.resume.weights_only or found.folder.parent.resolve() != Path(own).resolve():
+        return
+    later = [each.step for each in _list(Path(own), source) if each.complete and each.step > found.step]
+    if later:
+        branch = f"{own}_from_{found.step}"
+        raise wrong(
+            f"resume={source} takes step {found.step}, and checkpoint.directory={own} keeps later ones "
+            f"({', '.join(map(str, later))}): resume=auto would go on from those, not from this run.",
+            f"{override('checkpoint.directory', branch)} {override('resume', found.folder)}",
+            _KEY,
+            "checkpoint.directory",
+        )
 
 
 def _choose(config: Config, source: str, base: Path) -> tuple[Path, Found | None, list[Problem]]:

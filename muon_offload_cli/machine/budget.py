@@ -42,15 +42,16 @@ class HostBudget:
         )
 
 
-def host_budget(memory: HostMemory, *, ranks: int, staging_bytes: int) -> HostBudget:
+def host_budget(memory: HostMemory, *, ranks: int, staging_bytes: int, device_bytes: int = 0) -> HostBudget:
     """Decide the budget of this node. Pure.
 
     Args:
         memory: The machine's figures, before the ranks start.
         ranks: Processes of this node.
         staging_bytes: Staging ring of each.
+        device_bytes: What all of them would hold on GPUs and, on CPUs, hold in host memory too.
     """
-    reserve = NODE_RESERVE_BYTES + ranks * (RANK_RESERVE_BYTES + staging_bytes)
+    reserve = NODE_RESERVE_BYTES + ranks * (RANK_RESERVE_BYTES + staging_bytes) + device_bytes
     return HostBudget(
         budget_bytes=max(0, memory.headroom_bytes - reserve),
         reserve_bytes=reserve,

@@ -64,12 +64,14 @@ def make_settings(
     if directories and fine and engine != "host":
         problems += filter(None, map(_why_not_on, directories))
     expect(_in_range(chunk_mb, 0, LARGEST), "chunk_mb", chunk_mb, "0 or more MiB", 512)
-    expect(_in_range(fraction, 0, 1), "fraction", fraction, "a number from 0 to 1", 1.0)
+    # With none of it, everything would quietly stay on the device.
+    some = _in_range(fraction, 0, 1) and fraction > 0
+    expect(some, "fraction", fraction, "a number above 0, at most 1", 1.0)
     expect(_in_range(host_memory_gb, 0, LARGEST), "host_memory_gb", host_memory_gb, "0 or more GiB", 0)
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     sharing = int(local_ranks) if ranks_per_node is None and local_ranks.isdecimal() else ranks_per_node
-    expect(_is_count(sharing), "ranks_per_node", ranks_per_node, "1 or more", 1)
-    expect(_is_count(windows), "windows", windows, "1 or more", 3)
+    expect(_is_count(sharing), "ranks_per_node", ranks_per_node, "a whole number of 1 or more", 1)
+    expect(_is_count(windows), "windows", windows, "a whole number of 1 or more", 3)
     if problems or sharing is None or directories is None:
         raise UserError(problems=problems)
     return OffloadSettings(

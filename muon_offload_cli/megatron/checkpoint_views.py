@@ -1,15 +1,16 @@
 """State in host memory as Megatron's checkpointing needs to see it: without a copy, wherever it lies.
 
-Three things in the way, each with its place in megatron/core/dist_checkpointing:
+Three things stand in the way:
 
-- SwiGLU's first matrix is saved as two tensors, made from one by a factory (mapping.py,
-  `ShardedTensorFactory`). The halves are views of a larger storage, which the writer clones before it writes
-  (strategies/filesystem_async.py): here each has a storage of its own size over the same bytes.
-- Loaded halves are concatenated into a new tensor: here those that were loaded in place are merged by showing
+- SwiGLU's first matrix is saved as two tensors, made from one by a factory (`apply_swiglu_sharded_factory` in
+  megatron/core/transformer/mlp.py). The halves are views of a larger storage, which the writer clones before
+  it writes (strategies/filesystem_async.py in megatron/core/dist_checkpointing): here each has a storage of
+  its own size over the same bytes.
+- That factory concatenates loaded halves into a new tensor: here those loaded in place are merged by showing
   the whole.
-- The same matrix of several layers, or of several experts, is one tensor of the checkpoint, and all of its
-  parts must be page-locked or none (strategies/torch.py, `sharded_tensor_to_torch_sharded_tensor`): with a
-  budget that covers part of the state some lie in page-locked memory, others in a file. Here none says it is.
+- The same matrix of several layers, or of several experts, is one tensor of the checkpoint, and torch demands
+  that all of its parts be page-locked or none (`ShardedTensor._init_from_local_shards_and_global_metadata`).
+  The tiers differ in that: host memory is page-locked, files and the device are not. Here no part says it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 
-class HostView(torch.Tensor):
+class UnpinnedView(torch.Tensor):
     """A host tensor, and what is made of it, that does not tell whether its memory is page-locked.
 
     Pickled, it is a plain tensor: checkpoints know nothing of this class.
@@ -47,13 +48,13 @@ def checkpoint_views(state: Any) -> Any:
     if isinstance(state, list):
         return [checkpoint_views(value) for value in state]
     if isinstance(state, ShardedTensor) and _on_host(state.data):
-        return replace(state, data=state.data.as_subclass(HostView))
+        return replace(state, data=state.data.as_subclass(UnpinnedView))
     if isinstance(state, ShardedTensorFactory) and _in_one_piece(state.data):
-        return _in_place(state)
+        return _with_halves_in_place(state)
     return state
 
 
-def _in_place(factory: Any) -> Any:
+def _with_halves_in_place(factory: Any) -> Any:
     whole = factory.data
     addresses: list[int] = []
 
@@ -64,7 +65,7 @@ def _in_place(factory: Any) -> Any:
             return parts
         for part in parts:
             if _in_one_piece(part.data):
-                part.data = _exact_storage(part.data).as_subclass(HostView)
+                part.data = _exact_storage(part.data).as_subclass(UnpinnedView)
                 addresses.append(part.data.data_ptr())
         return parts
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 from muon_offload_cli.config.model_schema import ModelConfig, MoeConfig
 from muon_offload_cli.config.rules.family import is_muon
-from muon_offload_cli.config.rules.flags import LAYOUT_OPT_IN
+from muon_offload_cli.config.rules.flags import LAYOUT_OPT_IN, spelled
 from muon_offload_cli.config.schema import Config, DataSource, Engine
 from muon_offload_cli.config.vocabulary import uses_hf_tokenizer, vocabulary_size
 from muon_offload_cli.units import round_up
@@ -50,27 +50,10 @@ def megatron_flags(
     )
     for group in groups:
         for name, value in group:
-            flags += _spell(name, value)
-    return flags + extra_flags(config.megatron.args)
-
-
-def extra_flags(extra: Mapping[str, Any]) -> list[str]:
-    """Spell ``megatron.args``: true gives a flag alone, false and null nothing, a list several values."""
-    flags: list[str] = []
-    for name, value in extra.items():
-        flags += _spell(name, value)
+            flags += spelled(name, value)
+    for name, value in config.megatron.args.items():
+        flags += spelled(name, value)
     return flags
-
-
-def _spell(name: str, value: Any) -> list[str]:
-    flag = "--" + name.lstrip("-").replace("_", "-")
-    if value is None or value is False:
-        return []
-    if value is True:
-        return [flag]
-    if isinstance(value, list | tuple):
-        return [flag, *map(str, value)]
-    return [flag, str(value)]
 
 
 def _parallel(config: Config) -> Iterator[tuple[str, Any]]:

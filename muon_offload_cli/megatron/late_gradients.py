@@ -127,16 +127,16 @@ def take_late_gradients(stack: Substitutions) -> None:
         return count(parameters, *args, **kwargs)
 
     def clip_grad_by_total_norm_fp32(
-        parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any
+        parameters: Any, max_norm: Any, total_norm: Any, use_decoupled_grad: bool = False
     ) -> None:
         now = []
         for parameter in parameters:
-            if isinstance(parameter.grad, LateGradient):
+            if isinstance(parameter.grad, LateGradient) and not use_decoupled_grad:
                 parameter.grad.clips.append((max_norm, total_norm))
             else:
                 now.append(parameter)
         if now:
-            clip(now, max_norm, total_norm, *args, **kwargs)
+            clip(now, max_norm, total_norm, use_decoupled_grad)
 
     # Both modules have imported the names by value; nobody else's are touched.
     for module in (optimizer, layer_wise_optimizer):

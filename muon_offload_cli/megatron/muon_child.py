@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from muon_offload_cli.errors import wrong
+from muon_offload_cli.errors import UserError, wrong
 from muon_offload_cli.megatron.checkpoint_views import checkpoint_views
 from muon_offload_cli.megatron.late_gradients import LateGradient, widen
 from muon_offload_cli.megatron.muon_state import members_of, second_moment_shape
@@ -298,13 +298,11 @@ def make_muon_child(
 
         def offload_to_cpu(self) -> None:
             """Refuse: the state is off the device already, and its owner is the offloader."""
-            raise wrong(
-                "offload_to_cpu() was called on an optimizer whose state is offloaded",
-                "offload.engine=none",
-                "offload.engine",
-            )
+            raise _moved_by_hand("offload_to_cpu")
 
-        restore_from_cpu = offload_to_cpu
+        def restore_from_cpu(self) -> None:
+            """Refuse, as `offload_to_cpu` does."""
+            raise _moved_by_hand("restore_from_cpu")
 
     return OffloadedMuon
 
@@ -319,6 +317,14 @@ def _refuse_second_offload(config: Any, settings: OffloadSettings) -> None:
             "leave --chunked-optimizer-state-offload out, or offload.engine=mapped",
             "offload.engine",
         )
+
+
+def _moved_by_hand(method: str) -> UserError:
+    return wrong(
+        f"{method}() was called on an optimizer whose state is offloaded",
+        "offload.engine=none",
+        "offload.engine",
+    )
 
 
 def _release(

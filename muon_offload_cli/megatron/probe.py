@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from muon_offload_cli.megatron import native_contract
-from muon_offload_cli.megatron.release import megatron_release, parser_flags
+from muon_offload_cli.megatron.release import flag_values, megatron_release
 
 INSTALL_MEGATRON = 'pip install "megatron-core==0.19.2"'
 INSTALL_OPTIMIZERS = 'pip install "emerging-optimizers==0.3.0"'
@@ -38,7 +38,8 @@ class ProbeAnswer:
         num_gpus: How many.
         megatron_version: As Megatron calls itself; None if it cannot be imported.
         megatron_root: Folder that it was imported from.
-        flags: Option strings of Megatron's parser; empty without its training loop.
+        flags: Option strings of Megatron's parser, with what it takes after each; empty without its training
+            loop.
         layer_wise: Whether it has the layer-wise optimizer that is taken over.
         chunked_offloader: Whether it brings a chunked optimizer-state offloader of its own.
         offloader_lacks: What that one lacks of what is relied upon to map its buffers from files.
@@ -56,7 +57,7 @@ class ProbeAnswer:
     num_gpus: int = 0
     megatron_version: str | None = None
     megatron_root: str | None = None
-    flags: list[str] = field(default_factory=list)
+    flags: dict[str, dict[str, Any]] = field(default_factory=dict)
     layer_wise: bool = False
     chunked_offloader: bool = False
     offloader_lacks: list[str] = field(default_factory=list)
@@ -96,7 +97,7 @@ def _look_at_megatron(answer: ProbeAnswer) -> None:
         from megatron.training.argument_utils import pretrain_cfg_container_from_args  # noqa: F401
         from megatron.training.arguments import parse_and_validate_args  # noqa: F401
 
-        answer.flags = sorted(parser_flags())
+        answer.flags = flag_values()
     except ImportError as error:
         what = f"megatron-core {version} comes without the training loop that is used here: {error}."
         answer.problems.append(_problem(what, _package_of(error)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 
 def megatron_release() -> str:
@@ -25,7 +26,27 @@ def parser_flags() -> frozenset[str]:
     Raises:
         ImportError: This Megatron comes without its training loop.
     """
+    return frozenset(flag_values())
+
+
+def flag_values() -> dict[str, dict[str, Any]]:
+    """Return what Megatron's own parser takes after each of its option strings, as `FlagFacts` has it.
+
+    Raises:
+        ImportError: This Megatron comes without its training loop.
+    """
     from megatron.training.arguments import add_megatron_arguments
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    return frozenset(option for action in parser._actions for option in action.option_strings)
+    return {option: _takes(action) for action in parser._actions for option in action.option_strings}
+
+
+def _takes(action: argparse.Action) -> dict[str, Any]:
+    choices = list(action.choices or ())
+    kind = getattr(action.type, "__name__", "")
+    return {
+        "nargs": action.nargs,
+        "kind": kind,
+        # Others come out of a type of Megatron's own.
+        "choices": choices if all(type(choice).__name__ == (kind or "str") for choice in choices) else [],
+    }

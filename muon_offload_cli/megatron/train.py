@@ -90,7 +90,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
                 )
         else:
             try:
-                _pretrain(prepared, transformer_engine=transformer_engine)
+                _pretrain(config, prepared, transformer_engine=transformer_engine)
             except SystemExit as leaving:
                 # How Megatron ends a run early on request: SIGTERM, --exit-interval, --exit-duration-in-mins.
                 if leaving.code not in (None, 0):
@@ -110,17 +110,37 @@ def _refuse_flag(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     )
 
 
-def _pretrain(prepared: Any, *, transformer_engine: bool) -> None:
+def validated_arguments(config: Config) -> Any:
+    """Let Megatron read its flags from the process's arguments, and judge them together.
+
+    Raises:
+        UserError: It refuses them, and some are the request's own.
+    """
+    from megatron.training.arguments import parse_and_validate_args
+
+    try:
+        return parse_and_validate_args()
+    except (AssertionError, ValueError) as error:
+        if not config.megatron.args:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise wrong(
+            f"Megatron refuses the flags of this run together: {reason}.",
+            f"change what does not go with it among megatron.args: {', '.join(config.megatron.args)}",
+            "megatron.args",
+        ) from error
+
+
+def _pretrain(config: Config, prepared: Any, *, transformer_engine: bool) -> None:
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
-    from megatron.training.arguments import parse_and_validate_args
 
     from muon_offload_cli.megatron.data.forward_step import make_forward_step
     from muon_offload_cli.megatron.data.provider import make_datasets_provider
     from muon_offload_cli.megatron.model import embedding_ranks, make_model_provider
 
-    args = parse_and_validate_args()
+    args = validated_arguments(config)
     given: dict[str, Any] = {
         "cfg_container": pretrain_cfg_container_from_args(args),
         "train_valid_test_dataset_provider": make_datasets_provider(prepared),

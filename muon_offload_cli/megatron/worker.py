@@ -42,8 +42,7 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # noqa: BLE001
         # The rank's boundary: the report names the cause, the log keeps the traceback.
         traceback.print_exc()
-        text = str(error).strip().splitlines()
-        report.error = f"{type(error).__name__}: {text[0] if text else ''}"
+        report.error = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         report.write(report_path)
         return 1
     return 0

@@ -53,6 +53,12 @@ def test_a_truncated_file_is_named_with_its_sizes(tmp_path: Path, name: str) -> 
     assert found.fault == f"{name} is truncated: {size - 1} of {size} bytes"
 
 
+def test_a_sealed_checkpoint_keeps_its_name(tmp_path: Path) -> None:
+    forged.save(tmp_path, 4).rename(step_folder(tmp_path, 9))
+    (found,) = list_checkpoints(tmp_path)
+    assert found.fault == "it was sealed as iter_0000004, and has been renamed"
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (forged.save(tmp_path, 4) / "__0_0.distcp").unlink()
     (found,) = list_checkpoints(tmp_path)

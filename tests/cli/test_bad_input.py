@@ -118,7 +118,7 @@ def test_an_override_is_refused_in_its_own_words(
         ("train.steps==3", "train.steps==3 is malformed at =.", "train.steps=3"),
         ("data.paths=/x/d.jsonl", "it takes a list", "data.paths=[/x/d.jsonl]"),
         ("data.paths=null", "it takes a list", "data.paths=[/path/to/file]"),
-        ("optimizer.lr=nan", "optimizer.lr=nan is out of range", "optimizer.lr=0.0003"),
+        ("optimizer.lr=nan", "optimizer.lr=nan is out of range", "optimizer.lr=0.003"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf is out", "optimizer.weight_decay=0.0"),
         ("cluster.gpus_per_node=-1", "it must be 0 or more", "cluster.gpus_per_node=0"),
         ("offload=none offload.chunk_mb=3", "never reads it", "leave it out, or offload.engine=disk"),

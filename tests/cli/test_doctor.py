@@ -12,6 +12,7 @@ from muon_offload_cli.cli.main import run
 from muon_offload_cli.config.diagnosis import Finding, Machine, State, diagnose, scratch_paths
 from muon_offload_cli.config.probing import ProbeReport
 from muon_offload_cli.config.rules import DirectoryFacts, MegatronFacts
+from muon_offload_cli.config.rules.facts import FlagFacts
 from muon_offload_cli.errors import Problem
 from muon_offload_cli.machine.limits import ProcessLimits
 from muon_offload_cli.machine.memory import HostMemory
@@ -29,7 +30,7 @@ DRIVE = DirectoryFacts(
 SOFTWARE = MegatronFacts(
     version="0.19.2",
     root="/site",
-    flags=frozenset({"lr"}),
+    flags={"lr": FlagFacts()},
     layer_wise=True,
     torch_version="2.14",
     torch_cuda="13.0",

@@ -17,6 +17,7 @@ import yaml
 
 from muon_offload_cli.cli import main
 from muon_offload_cli.machine.devices import gpu_count
+from tests.checkpoints import forged
 
 TRAIN = """
 import sys
@@ -195,6 +196,48 @@ def test_sigkill_to_the_command_leaves_no_process_and_its_checkpoint_folder_to_t
     assert fake_torchrun.wait_until(lambda: fake_torchrun.processes_of(tmp_path) == [])
     third = train(tmp_path, {"steps": 3}, saving, f"run.directory={tmp_path / 'third'}")
     assert (third.returncode, third.stderr) == (0, "")
+
+
+SAVED_MEANWHILE = """
+import sys
+from pathlib import Path
+from muon_offload_cli.cli import train
+from tests.checkpoints import forged
+directory, sole_saver = Path(sys.argv.pop(1)), train.sole_saver
+def after_another(config):
+    forged.save(directory, 8)
+    return sole_saver(config)
+train.sole_saver = after_another
+from muon_offload_cli.cli.main import run
+sys.exit(run(["train", *sys.argv[1:]]))
+"""
+"""A run that ends, with a last save, after this one was judged and before it holds the folder."""
+
+
+@pytest.mark.parametrize("resume", ["auto", "none"])
+def test_the_checkpoint_is_chosen_among_those_that_stand_when_the_folder_is_held(
+    tmp_path: Path, resume: str
+) -> None:
+    saved = tmp_path / "saved"
+    if resume == "auto":
+        forged.save(saved, 4)
+    more = [f"checkpoint.directory={saved}", "train.steps=10", f"resume={resume}"]
+    done = subprocess.run(
+        [sys.executable, "-c", SAVED_MEANWHILE, str(saved), *words(tmp_path, *more)],
+        env=fake_torchrun.environment({"steps": 3}),
+        capture_output=True,
+        text=True,
+        timeout=fake_torchrun.HANG_S,
+        check=False,
+    )
+    if resume == "auto":
+        assert "takes step 8 of" in done.stderr + done.stdout
+        assert "takes step 4 of" not in done.stderr + done.stdout
+        assert yaml.safe_load((tmp_path / "run/resolved.yaml").read_text())["resume"]["step"] == 8
+    else:
+        assert done.returncode == 2
+        assert "holds checkpoints (the last of step 8)" in done.stderr
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_reader_that_goes_away_ends_the_job_without_a_traceback(tmp_path: Path) -> None:

@@ -290,6 +290,18 @@ def test_a_file_that_is_no_recipe_is_told_with_its_place(
     assert str(tmp_path) in problem.what
 
 
+def test_wrong_parts_keys_and_values_of_a_recipe_are_told_at_once(tmp_path: Path) -> None:
+    text = "defaults: [modle: x]\nfoo: 1\ntrain: {steps: abc, stepz: 3}\noptimizer: {lr: fast}\n"
+    problems = problems_of(recipe_file(tmp_path, text), "train.seed=x", "optimizer.lr=1e-3")
+    assert {key for problem in problems for key in problem.keys} == {
+        "modle",
+        "foo",
+        "train.steps",
+        "train.stepz",
+        "train.seed",
+    }
+
+
 def test_wrong_entries_below_defaults_are_all_told(tmp_path: Path) -> None:
     text = "defaults: [modell: tiny_moe, model: tiny_meo, x, {a: 1, b: 2}, data: text, data: mock, _self_]\n"
     whats = [problem.what for problem in problems_of(recipe_file(tmp_path, text))]

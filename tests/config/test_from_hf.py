@@ -151,6 +151,7 @@ def test_a_folder_below_home_and_a_relative_one_become_absolute(
         ("{", "config.json:1:2: malformed JSON"),
         ("[1]", "is list where a mapping is due"),
         ("{}", "has no model_type; the kinds that are known here: qwen3, qwen3_moe"),
+        ('\ufeff{"model_type": "llama"}', "says model_type=llama"),
         ('{"model_type": "llama"}', "says model_type=llama; the kinds that are known here: qwen3"),
         ('{"model_type": ["qwen3"]}', "the kinds that are known here"),
         ('{"model_type": "qwen3_5_moe"}', "has no text_config"),

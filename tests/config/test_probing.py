@@ -12,6 +12,7 @@ import pytest
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.probing import ask_megatron, has_compact_layout, needs_probe, read_answer
+from muon_offload_cli.config.rules.facts import FlagFacts
 
 CONFIG = compose("tiny").config
 
@@ -23,13 +24,16 @@ def answer_of(script: str, **more: float):  # type: ignore[no-untyped-def]
 def test_the_probes_answer_is_its_last_json_line_whatever_imports_print_before() -> None:
     said = {
         "megatron_version": "0.19.2",
-        "flags": ["--num-layers", "bf16"],
+        "flags": {
+            "--num-layers": {"nargs": None, "kind": "int", "choices": []},
+            "bf16": {"nargs": 0, "kind": "", "choices": []},
+        },
         "cuda_available": False,
         "problems": [{"what": "emerging-optimizers is a stub.", "fix": "pip install emerging-optimizers"}],
     }
     report = answer_of(f"print('noise'); print({json.dumps(said)!r})")
     assert report.megatron is not None
-    assert report.megatron.flags == {"num_layers", "bf16"}
+    assert report.megatron.flags == {"num_layers": FlagFacts(kind="int"), "bf16": FlagFacts(nargs=0)}
     assert report.megatron.version == "0.19.2"
     assert report.cuda_available is False
     (problem,) = report.problems
@@ -95,7 +99,7 @@ def test_only_megatrons_own_flags_and_devices_need_the_probe() -> None:
     assert not needs_probe(compose("tiny", ["megatron.args.recompute-method=uniform"]).config, here=True)
 
 
-GOOD = {"megatron_version": "0.19.2", "flags": ["--lr"], "torch_version": "2", "problems": []}
+GOOD = {"megatron_version": "0.19.2", "flags": {"--lr": {}}, "torch_version": "2", "problems": []}
 
 
 def counting_probe(tmp_path: Path, answer: dict[str, object]) -> tuple[list[str], Path]:
@@ -170,7 +174,7 @@ def test_a_damaged_cache_is_asked_past(tmp_path: Path, content: str) -> None:
     command, runs = counting_probe(tmp_path, GOOD)
     report = ask_megatron(command=command, cache=cache)
     assert report.megatron is not None
-    assert report.megatron.flags == {"lr"}
+    assert report.megatron.flags == {"lr": FlagFacts()}
     assert runs.read_text() == "x"
 
 
@@ -205,7 +209,13 @@ def test_the_cache_lies_in_the_users_cache_folder() -> None:
 
 
 def test_values_of_another_type_than_expected_count_as_not_known() -> None:
-    odd = {"megatron_version": 3, "flags": "x", "newton_schulz": [1], "num_gpus": "2", "problems": {"a": 1}}
+    odd = {
+        "megatron_version": 3,
+        "flags": {"x": 1},
+        "newton_schulz": [1],
+        "num_gpus": "2",
+        "problems": {"a": 1},
+    }
     report = read_answer(odd | {"torch_version": None, "adaptive_muon": 4, "cuda_available": 1})
     assert report.megatron is not None
     assert (report.megatron.flags, report.megatron.newton_schulz, report.megatron.version) == (None, {}, None)

@@ -162,6 +162,31 @@ def test_memory_that_is_not_there_is_told_with_what_takes_it_and_what_to_lower()
     assert budget.fix == "offload.host_memory_gb=0"
 
 
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("optimizer.lr=nan", "optimizer.lr=0.003"),
+        ("train.steps=0", "train.steps=30"),
+        # The recipe says nothing of these, or null.
+        ("launcher.node_rank=-1", "launcher.node_rank=0"),
+        ("parallel.etp=0", "parallel.etp=1"),
+    ],
+)
+def test_a_number_out_of_range_is_answered_with_the_recipes_own_where_it_has_one(word: str, fix: str) -> None:
+    composition = composed(word)
+    problems = check(composition.config, composition.written, NOTHING_KNOWN, own=composition.own)
+    assert fix in {problem.fix for problem in problems if problem.rule == "number-range"}
+
+
+def test_a_number_of_the_recipe_itself_that_is_out_of_range_is_not_offered(tmp_path: Path) -> None:
+    text = Path(find_recipes([])["tiny"]).read_text().replace("lr: 3.0e-3", "lr: -1")
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text)
+    composition = compose(str(recipe), ["optimizer.lr=nan"])
+    (problem,) = refuses(check(composition.config, composition.written, NOTHING_KNOWN, own=composition.own))
+    assert problem.fix == "optimizer.lr=0.0003"
+
+
 def test_errors_are_told_before_warnings_and_notes() -> None:
     composition = composed("data=mock offload.chunk_mb=0 offload.windows=0")
     levels = [p.level for p in check(composition.config, composition.written, NOTHING_KNOWN)]

@@ -31,7 +31,11 @@ def test_every_engine_gives_the_same_training_on_a_checkout(tmp_path: Path, dire
         "none": ("offload=none",),
         "pinned": PINNED,
         "mapped": (*mapped, *saving),
-        "resumed": (*mapped, *saving, "resume=3"),
+        "resumed": (
+            *mapped,
+            f"checkpoint.directory={tmp_path / 'again'}",
+            f"resume={tmp_path / 'saved' / 'iter_0000003'}",
+        ),
         "disk": ("offload=disk", f"offload.directory={directory}"),
         "host": ("offload=host",),
     }.items():

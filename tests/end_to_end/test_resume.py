@@ -127,22 +127,6 @@ def test_other_layouts_go_on_and_back_within_rounding(
         assert loss == pytest.approx(expected[step], rel=ROUNDING)
 
 
-def test_state_in_page_locked_memory_and_in_a_file_is_one_tensor_of_a_checkpoint(
-    straight: Saved, tmp_path: Path, directory: Path
-) -> None:
-    # The same matrix of several layers is saved as one, whatever tier each lies in.
-    words = (*TP2_EP2, *engine_words("disk", directory), SOME_IN_HOST_MEMORY)
-    saved = saving(tmp_path / "saved", interval=2)
-    first = runs.train(tmp_path / "first", *words, *saved, "train.steps=4", fault={"kind": "pinned"})
-    assert first.exit_code == 0, first.output
-    resumed = runs.train(
-        tmp_path / "resumed", *words, f"resume={tmp_path}/saved/iter_0000004", fault={"kind": "pinned"}
-    )
-    assert resumed.exit_code == 0, resumed.output
-    assert all(report.disk_bytes and report.host_bytes for report in resumed.reports.values())
-    same_end(straight.run, resumed)
-
-
 def test_another_learning_rate_and_schedule_load(single: Saved, tmp_path: Path, directory: Path) -> None:
     run = runs.train(
         tmp_path / "run",

@@ -2,10 +2,9 @@
 
 ``rank`` is the rank that misbehaves. ``kind`` is ``read`` or ``write`` (the system call fails with EIO),
 ``short`` (reads come to an end half way), ``memory`` (the offloader is never attached), or ``chunks``
-(they are cut half as large as those of the other ranks). Three are no faults and hold for all ranks: with
-``losses`` each micro-batch leaves the cross-entropies that it counts in ``folder``, with ``adaptive`` Muon is
-adaptive Muon, in a form that can be stepped, and with ``pinned`` torch takes the host tier for page-locked,
-as it is beside a GPU.
+(they are cut half as large as those of the other ranks). Two are no faults and hold for all ranks: with
+``losses`` each micro-batch leaves the cross-entropies that it counts in ``folder``, and with ``adaptive``
+Muon is adaptive Muon, in a form that can be stepped.
 """
 
 from __future__ import annotations
@@ -21,12 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from muon_offload_cli.megatron import worker
 from muon_offload_cli.storage.direct import DirectStore
-from muon_offload_cli.storage.extent import Extent
-from muon_offload_cli.storage.memory import MemoryStore
 from muon_offload_cli.storage.system_calls import SYSTEM, SystemCalls
 from tests.fakes.stores import failing_calls
 
@@ -70,24 +65,6 @@ def step_adaptively() -> None:
     emerging_optimizers._EMERGING_OPTIMIZERS["muon"].optimizer_cls = adaptive
 
 
-def seem_pinned() -> None:
-    """Let torch say of tensors in a `MemoryStore`, and of no others, that they are page-locked."""
-    from muon_offload_cli.offload import offloader
-
-    places: list[range] = []
-
-    class PinnedStore(MemoryStore):
-        def __init__(self, size: int, pin: bool, **more: Any) -> None:
-            super().__init__(size, pin, **more)
-            start = torch.frombuffer(self.view(Extent(0, size)), dtype=torch.uint8).data_ptr()
-            places.append(range(start, start + size))
-
-    offloader.MemoryStore = PinnedStore  # type: ignore[misc]
-    torch.Tensor.is_pinned = lambda tensor, *_: any(  # type: ignore[method-assign]
-        tensor.data_ptr() in place for place in places
-    )
-
-
 def misbehave(kind: str, after: int) -> None:
     """Put the fault in its place."""
     if kind == "memory":
@@ -124,8 +101,6 @@ if __name__ == "__main__":
         tell_losses(Path(fault["folder"]))
     elif fault.get("kind") == "adaptive":
         step_adaptively()
-    elif fault.get("kind") == "pinned":
-        seem_pinned()
     elif fault and fault["rank"] == int(os.environ["RANK"]):
         misbehave(fault["kind"], fault.get("after", 0))
     code = worker.main(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from datetime import datetime
 from pathlib import Path
@@ -190,6 +191,13 @@ def test_a_named_folder_may_be_new_or_empty(tmp_path: Path) -> None:
     assert create_folder(asked, now=NOW, base=tmp_path).logs.is_dir()
     with pytest.raises(UserError, match=r"run.directory=.*mine/deep is not empty"):
         create_folder(asked, now=NOW, base=tmp_path)
+
+
+def test_a_script_is_written_with_the_bytes_of_its_paths(tmp_path: Path) -> None:
+    folder = create_folder(config(), now=NOW, base=tmp_path)
+    folder.write_script(f"cd {os.fsdecode(b'/x/\xc3\xbc\xff')}")
+    assert folder.script.read_bytes() == b"cd /x/\xc3\xbc\xff"
+    assert os.access(folder.script, os.X_OK)
 
 
 def test_a_named_folder_that_is_a_file_or_below_one_is_refused(tmp_path: Path) -> None:

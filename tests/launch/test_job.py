@@ -43,6 +43,7 @@ def start(
     monkeypatch: pytest.MonkeyPatch,
     see: Callable[[Event], None] = lambda event: None,
     patience: Patience = QUICK,
+    saves_on_sigterm: bool = False,
     **more: str,
 ) -> tuple[Outcome, list[Event]]:
     for key, value in fake_torchrun.environment(plan, **more).items():
@@ -53,7 +54,14 @@ def start(
         events.append(event)
         see(event)
 
-    outcome = run_job(fake_torchrun.command(folder.root, 2), folder, range(2), on_event, patience=patience)
+    outcome = run_job(
+        fake_torchrun.command(folder.root, 2),
+        folder,
+        range(2),
+        on_event,
+        patience=patience,
+        saves_on_sigterm=saves_on_sigterm,
+    )
     return outcome, events
 
 
@@ -197,6 +205,37 @@ def test_a_process_that_may_not_be_killed_keeps_none_of_the_others_alive(
             assert sorted(asked) == sorted(each.pid for each in below())
         finally:
             os.killpg(leash.pid, signal.SIGKILL)
+
+
+def test_every_rank_is_asked_to_save_once_also_one_that_lists_of_processes_overlook(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every, lists = psutil.Process.children, []
+    terminate, told = psutil.Process.terminate, []
+
+    def children(self: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        lists.append(self)
+        late = RankReport.read(folder.rank_report(1)).pid
+        return [each for each in every(self, recursive) if each.pid != late or len(lists) > 3]
+
+    def tell(self: psutil.Process) -> None:
+        told.append(self.pid)
+        terminate(self)
+
+    monkeypatch.setattr(psutil.Process, "children", children)
+    monkeypatch.setattr(psutil.Process, "terminate", tell)
+    signalled: list[int] = []
+
+    def see(event: Event) -> None:
+        if isinstance(event, StepSeen) and not signalled:
+            signalled.append(os.getpid())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    plan = {"steps": 3000, "ranks": {"0": {"saves": True}, "1": {"saves": True}}}
+    outcome, _ = start(folder, plan, monkeypatch, see, saves_on_sigterm=True)
+    assert (outcome.exit_code, outcome.interrupted_by) == (0, signal.SIGTERM)
+    assert [outcome.reports[rank].steps < 3000 for rank in range(2)] == [True, True]
+    assert told == [outcome.reports[rank].pid for rank in range(2)]
 
 
 def test_a_command_that_cannot_start_is_an_outcome_not_a_crash(folder: RunFolder) -> None:

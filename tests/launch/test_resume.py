@@ -134,11 +134,26 @@ def test_auto_refuses_to_start_anew_over_damaged_checkpoints(tmp_path: Path) -> 
 def test_a_number_is_a_step_of_the_run_itself(tmp_path: Path) -> None:
     for step in (4, 6):
         forged.save(tmp_path / "c", step)
-    assert chosen(settle(tmp_path, "resume=4")[0]) == (str(tmp_path / "c"), 4)
+    assert chosen(settle(tmp_path, "resume=6")[0]) == (str(tmp_path / "c"), 6)
     problem = refused(tmp_path, "resume=5")
     assert "there is no step 5" in problem.what
     assert "Complete steps: 4, 6." in problem.what
     assert problem.fix == "resume=6"
+
+
+def test_a_run_goes_back_to_an_earlier_step_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        forged.save(tmp_path / "c", step)
+    for source in ("2", "c/iter_0000002"):
+        problem = refused(tmp_path, f"resume={source}")
+        assert "keeps later ones (4, 6)" in problem.what
+        assert problem.fix == f"checkpoint.directory={tmp_path}/c_from_2 resume={tmp_path}/c/iter_0000002"
+    config, _ = settle(tmp_path, *problem.fix.split())
+    assert chosen(config) == (str(tmp_path / "c"), 2)
+    # A later one that cannot be used is in nobody's way.
+    for step in (4, 6):
+        (tmp_path / f"c/iter_000000{step}/__0_0.distcp").unlink()
+    assert chosen(settle(tmp_path, "resume=2")[0]) == (str(tmp_path / "c"), 2)
 
 
 def test_a_path_is_a_directory_or_one_step_of_it(tmp_path: Path) -> None:

@@ -20,10 +20,18 @@ def test_a_limit_of_16_gib_leaves_a_rank_its_own_memory() -> None:
     assert "9.81 GiB of the 16.00 GiB to be had under a limit of 16.00 GiB" in budget.explain()
 
 
-@given(headroom=st.integers(0, 2**42), ranks=st.integers(1, 16), staging=st.integers(0, 2**32))
-def test_budget_and_reserve_never_exceed_what_there_is(headroom: int, ranks: int, staging: int) -> None:
-    budget = host_budget(of_size(headroom), ranks=ranks, staging_bytes=staging)
+@given(
+    headroom=st.integers(0, 2**42),
+    ranks=st.integers(1, 16),
+    staging=st.integers(0, 2**32),
+    device=st.integers(0, 2**40),
+)
+def test_budget_and_reserve_never_exceed_what_there_is(
+    headroom: int, ranks: int, staging: int, device: int
+) -> None:
+    budget = host_budget(of_size(headroom), ranks=ranks, staging_bytes=staging, device_bytes=device)
     assert budget.budget_bytes >= 0
+    assert budget.reserve_bytes > ranks * staging + device
     assert budget.budget_bytes == 0 or budget.budget_bytes + budget.reserve_bytes == headroom
 
 

@@ -83,6 +83,7 @@ COUNTS = ("ranks_per_node", "windows")
     ("name", "value"),
     [
         ("engine", []),
+        ("fraction", 0),
         *((name, value) for name in (*NUMBERS, *COUNTS) for value in ("4", [], True, float("nan"))),
         *((name, 10**400) for name in NUMBERS),
         *((name, 2.5) for name in COUNTS),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from muon_offload_cli.megatron.checkpoint_views import HostView, checkpoint_views
+from muon_offload_cli.megatron.checkpoint_views import UnpinnedView, checkpoint_views
+from tests.megatron.small_actor import one_rank
 
 
 @pytest.fixture
@@ -36,16 +37,38 @@ def halves(tensor: torch.Tensor) -> Any:
 def test_no_view_tells_that_its_memory_is_page_locked(page_locked: None) -> None:
     matrix = torch.arange(6.0).view(2, 3)
     shown = checkpoint_views({"state": [sharded("a", matrix)], "fc1": halves(torch.ones(4, 2))})
-    (view,) = (each.data for each in shown["state"])
+    view = shown["state"][0].data
     for tensor in [view, view.detach(), view.view(1, 2, 3), *(p.data for p in shown["fc1"].build())]:
         assert not tensor.is_pinned()
     assert matrix.is_pinned()
     assert view.data_ptr() == matrix.data_ptr()
 
 
+def test_layers_in_different_tiers_are_one_tensor_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+    from megatron.core.dist_checkpointing.strategies.torch import sharded_tensor_to_torch_sharded_tensor
+
+    layers = [torch.full((2, 3), float(number)) for number in range(2)]
+    locked = layers[0].data_ptr()
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: tensor.data_ptr() == locked)
+
+    def parts() -> list[Any]:
+        return [
+            ShardedTensor.from_rank_offsets("layers.weight", layer, (0, number, 2), prepend_axis_num=1)
+            for number, layer in enumerate(layers)
+        ]
+
+    with one_rank():
+        with pytest.raises(ValueError, match="pin_memory property is incompatible"):
+            sharded_tensor_to_torch_sharded_tensor(parts())
+        whole = sharded_tensor_to_torch_sharded_tensor(checkpoint_views(parts()))
+        shown = [shard.tensor.data_ptr() for shard in whole.local_shards()]
+        assert shown == [layer.data_ptr() for layer in layers]
+
+
 def test_what_is_written_of_a_view_is_a_plain_tensor() -> None:
     stream = io.BytesIO()
-    torch.save(torch.arange(4.0).as_subclass(HostView), stream)
+    torch.save(torch.arange(4.0).as_subclass(UnpinnedView), stream)
     assert b"muon_offload" not in stream.getvalue()
     stream.seek(0)
     loaded = torch.load(stream, weights_only=True)

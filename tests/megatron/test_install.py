@@ -147,3 +147,12 @@ def test_a_broken_local_world_size_is_told_with_what_to_pass_instead(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "four")
     with pytest.raises(UserError, match="ranks_per_node"):
         install(folder)
+
+
+def test_faults_of_several_arguments_are_told_at_once_as_sentences(folder: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        install(folder, windows=2.5, host_memory_gb="auto")
+    assert str(refused.value) == (
+        "install(host_memory_gb='auto'): want 0 or more GiB. "
+        "install(windows=2.5): want a whole number of 1 or more."
+    )

@@ -45,6 +45,9 @@ def test_the_installed_megatron_trains_muon() -> None:
     assert answer["megatron_version"].startswith("0.")
     assert {"--optimizer", "--muon-momentum", "--tensor-model-parallel-size"} <= set(answer["flags"])
     assert {f"--{flag.replace('_', '-')}" for flag in EVERYWHERE} <= set(answer["flags"])
+    assert answer["flags"]["--log-interval"] == {"nargs": None, "kind": "int", "choices": []}
+    assert answer["flags"]["--recompute-granularity"]["choices"] == ["full", "selective"]
+    assert answer["flags"]["--bf16"]["nargs"] == 0
 
 
 def test_a_stub_of_megatron_is_told_with_the_command_that_installs_it(tmp_path: Path) -> None:

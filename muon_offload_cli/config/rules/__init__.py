@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
+from types import MappingProxyType
+from typing import Any
 
 from muon_offload_cli.config.rules import (
     architecture,
@@ -73,6 +75,8 @@ _SUBJECTS = (
     directories,
 )
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 def all_rules() -> list[Rule]:
     """Return every rule, by subject, in the order in which problems are told."""
@@ -89,7 +93,14 @@ def rules_by_subject() -> dict[str, list[Rule]]:
     }
 
 
-def check(config: Config, written: Set[str], facts: MachineFacts, *, here: bool = True) -> list[Problem]:
+def check(
+    config: Config,
+    written: Set[str],
+    facts: MachineFacts,
+    *,
+    here: bool = True,
+    own: Mapping[str, Any] = NOTHING,
+) -> list[Problem]:
     """Run every rule.
 
     Args:
@@ -97,6 +108,7 @@ def check(config: Config, written: Set[str], facts: MachineFacts, *, here: bool 
         written: Keys that the user wrote, from `Composition.written`.
         facts: What is known of the machine at hand.
         here: The run is meant for this machine; else what only the machine can tell is a note.
+        own: What the recipe has where the command line says otherwise, from `Composition.own`.
 
     Returns:
         Everything that was found, errors before warnings before notes.
@@ -105,6 +117,7 @@ def check(config: Config, written: Set[str], facts: MachineFacts, *, here: bool 
     for rule in all_rules():
         problems = rule(config, written, facts)
         found += problems if here or not rule.machine else map(as_note, problems)
+    found = [numbers.with_own_number(problem, own) for problem in found]
     order = list(Level)
     return sorted(found, key=lambda problem: order.index(problem.level))
 

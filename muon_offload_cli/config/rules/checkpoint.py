@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Set
 
 from muon_offload_cli.config.rules.directory import FOLDERS, PSEUDO_KINDS
@@ -10,7 +11,7 @@ from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import conflicting_flags
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.units import format_bytes
 
 UNSERVED: dict[str, str] = {
@@ -61,6 +62,20 @@ def nowhere(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
             what=f"resume={source} looks below checkpoint.directory, which is not set.",
             fix="checkpoint.directory=/the/folder/of/the/run",
             keys=("resume.source", "checkpoint.directory"),
+        )
+
+
+@rule(name="checkpoint-apart", reason="A run's own folder must be empty, and one with checkpoints never is.")
+def apart(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Warn of one folder for checkpoints and for the run itself: no second run could go on from the first."""
+    saving, own = config.checkpoint.directory, config.run.directory
+    if saving and own and config.launcher.nodes == 1 and os.path.normpath(saving) == os.path.normpath(own):
+        yield Problem(
+            what=f"run.directory={own} is checkpoint.directory too: the run that goes on from these "
+            "checkpoints would be refused, because its folder is not empty.",
+            fix="run.directory=null",
+            keys=("run.directory", "checkpoint.directory"),
+            level=Level.WARNING,
         )
 
 

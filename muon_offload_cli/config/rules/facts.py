@@ -125,13 +125,28 @@ class PlannedFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FlagFacts:
+    """What Megatron's parser takes after a flag, in argparse's words.
+
+    Attributes:
+        nargs: How many words: a number, ``+``, ``*`` or ``?``; None: one.
+        kind: ``int`` or ``float`` where they are numbers; any other: not known.
+        choices: Which ones there are; empty: any.
+    """
+
+    nargs: int | str | None = None
+    kind: str = ""
+    choices: tuple[str | int | float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronFacts:
     """The software that would train, as its probe found it (`megatron.probe.ProbeAnswer` says more).
 
     Attributes:
         version: Version of Megatron.
         root: Folder that it is imported from.
-        flags: Flags of its parser, as attribute names with underscores; None: not known.
+        flags: What its parser takes after each flag, by attribute names with underscores; None: not known.
         chunked_offloader: It brings a chunked optimizer-state offloader of its own.
         offloader_lacks: What that one lacks of what ``engine=mapped`` relies upon.
         layer_wise: It has the layer-wise optimizer that is taken over.
@@ -145,7 +160,7 @@ class MegatronFacts:
 
     version: str | None = None
     root: str | None = None
-    flags: frozenset[str] | None = None
+    flags: Mapping[str, FlagFacts] | None = None
     chunked_offloader: bool = False
     offloader_lacks: tuple[str, ...] = ()
     layer_wise: bool = False

@@ -1,14 +1,16 @@
-"""Further Megatron flags: each known to its parser, none that another key already gives."""
+"""Further Megatron flags: known to its parser, with values that it takes, and none that another key gives."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterator, Set
+from typing import Any
 
 from muon_offload_cli.config.keys import FREE_PREFIX, leaf_types, nearest
-from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.facts import FlagFacts, MachineFacts
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import is_on
+from muon_offload_cli.config.rules.settings import count_of, flag_value, is_on
 from muon_offload_cli.config.schema import Config, DataSource
 from muon_offload_cli.errors import Level, Problem
 
@@ -71,7 +73,8 @@ OURS: dict[str, str] = dict(_same_names()) | _OTHER_NAMES
 LAYOUT_OPT_IN = "--use-layer-wise-param-layout"
 """Flag of Megatrons whose default is the compact layout, the other than that of `megatron.param_layout`."""
 
-EVERYWHERE = frozenset({"recompute_granularity", "recompute_method", "recompute_num_layers"})
+RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+EVERYWHERE = frozenset(RECOMPUTE)
 """Flags that every Megatron which can train here has, so that its parser need not be asked for them."""
 
 _DATA = ("data.prefix", "data.source")
@@ -82,6 +85,16 @@ def ours_for(config: Config) -> dict[str, str]:
     if config.data.source is DataSource.script:
         return {flag: key for flag, key in OURS.items() if key not in _DATA}
     return OURS
+
+
+def spelled(name: str, value: Any) -> list[str]:
+    """Write a flag for a parser: true gives the flag alone, false and null nothing, a list several values."""
+    flag = "--" + name.lstrip("-").replace("_", "-")
+    if not is_on(value):
+        return []
+    if value is True:
+        return [flag]
+    return [flag, *map(str, value if isinstance(value, list | tuple) else [value])]
 
 
 _FLAG = re.compile(r"[a-z0-9][a-z0-9_]*", re.IGNORECASE)
@@ -96,7 +109,7 @@ def flag_form(config: Config, written: Set[str], facts: MachineFacts) -> Iterato
             what = f"{FREE_PREFIX}{name[:80]} is no name of a flag: letters, digits, - and _ alone."
             yield Problem(
                 what=what,
-                fix=f"name a flag, as in {FREE_PREFIX}recompute_granularity=full",
+                fix=f"name a flag, as in {FREE_PREFIX}log_interval=10",
                 keys=(FREE_PREFIX + name,),
             )
         items = value if isinstance(value, list) else [value]
@@ -139,4 +152,66 @@ def flag_unknown(config: Config, written: Set[str], facts: MachineFacts) -> Iter
             fix=f"{FREE_PREFIX}{near[0]}=..." if near else "" if script else "leave it out",
             keys=(FREE_PREFIX + name,),
             level=Level.NOTE if script else Level.ERROR,
+        )
+
+
+@rule(
+    name="flag-value", reason="Megatron's own parser would stop every rank at a value that it does not take."
+)
+def flag_takes(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse values that the parser of the Megatron at hand does not take, in its own words."""
+    ours, known = ours_for(config), facts.megatron.flags if facts.megatron is not None else None
+    for name, value in config.megatron.args.items():
+        flag = name.replace("-", "_")
+        takes = (known or {}).get(flag)
+        told_elsewhere = flag in ours or flag in EVERYWHERE or isinstance(value, dict)
+        if takes is None or told_elsewhere or not is_on(value):
+            continue
+        refusal = _refusal(spelled(name, value), takes)
+        if refusal:
+            near = nearest(str(value), map(str, takes.choices), count=1)
+            yield Problem(
+                what=f"{FREE_PREFIX}{name}={str(value)[:80]}: Megatron's parser says: {refusal}.",
+                fix=f"{FREE_PREFIX}{name}={'true' if takes.nargs == 0 else near[0] if near else 'null'}",
+                keys=(FREE_PREFIX + name,),
+            )
+
+
+def _refusal(words: list[str], takes: FlagFacts) -> str:
+    """Return what argparse says of a flag and its value, empty if it takes them."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    if takes.nargs == 0:
+        parser.add_argument(words[0], action="store_true")
+    else:
+        kind = {"int": int, "float": float}.get(takes.kind, str)
+        parser.add_argument(words[0], nargs=takes.nargs, type=kind, choices=takes.choices or None)
+    try:
+        _, left = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        return str(error)
+    return f"unrecognized arguments: {' '.join(left)}" if left else ""
+
+
+@rule(
+    name="recompute", reason="Megatron would refuse these three together when every rank builds its layers."
+)
+def recompute(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse halves of a way to recompute (TransformerConfig.__post_init__ of Megatron)."""
+    given = {flag: value for flag in RECOMPUTE if (value := flag_value(config, flag)) is not None}
+    granularity, method, layers = map(given.get, RECOMPUTE)
+    wanted: dict[str, object] = {}
+    if granularity == "selective":
+        wanted = {flag: "null" for flag in given if flag != RECOMPUTE[0]}
+    else:
+        fits = (granularity == "full", method in ("uniform", "block"), (count_of(layers) or 0) >= 1)
+        for flag, fine, value in zip(RECOMPUTE, fits, ("full", "uniform", 1), strict=True):
+            if not fine and (flag in given or (granularity is not None and flag != RECOMPUTE[0])):
+                wanted[flag] = value
+    if wanted:
+        yield Problem(
+            what=f"{', '.join(f'{FREE_PREFIX}{flag}={value}' for flag, value in given.items())}: "
+            "recompute_granularity=full goes with recompute_method=uniform or block and a "
+            "recompute_num_layers of 1 or more, and selective with neither.",
+            fix=" ".join(f"{FREE_PREFIX}{flag}={value}" for flag, value in wanted.items()),
+            keys=tuple(FREE_PREFIX + flag for flag in given),
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 from muon_offload_cli.config.rules.directory import FOLDERS
@@ -65,19 +66,20 @@ _POSITIVE = {
 # Decays: the state would never forget at 1.
 _BELOW_ONE = {"optimizer.muon_momentum": 0.95, "optimizer.adam_beta1": 0.9, "optimizer.adam_beta2": 0.95}
 
+_RANGES: tuple[tuple[dict[str, Any], Callable[[float], bool], str], ...] = (
+    (_AT_LEAST_ONE, lambda x: in_range(x, 1), "1 or more"),
+    (_NOT_NEGATIVE, lambda x: in_range(x, 0), "0 or more"),
+    (_POSITIVE, lambda x: in_range(x, 0) and x > 0, "more than 0"),
+    (_BELOW_ONE, lambda x: in_range(x, 0, 1) and x < 1, "0 or more and below 1"),
+    ({"model.rotary_percent": 1.0}, lambda x: in_range(x, 0, 1) and x > 0, "more than 0, at most 1"),
+    ({"launcher.master_port": 29500}, lambda x: in_range(x, 1, 65535), "a port, 1 to 65535"),
+)
+
 
 @rule(name="number-range", reason="Counts start at one, rates are finite; Megatron checks few of them.")
 def number_range(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
     """Refuse numbers that are negative, zero, infinite or absurd where that means nothing."""
-    ranges: tuple[tuple[dict[str, Any], Callable[[float], bool], str], ...] = (
-        (_AT_LEAST_ONE, lambda x: in_range(x, 1), "1 or more"),
-        (_NOT_NEGATIVE, lambda x: in_range(x, 0), "0 or more"),
-        (_POSITIVE, lambda x: in_range(x, 0) and x > 0, "more than 0"),
-        (_BELOW_ONE, lambda x: in_range(x, 0, 1) and x < 1, "0 or more and below 1"),
-        ({"model.rotary_percent": 1.0}, lambda x: in_range(x, 0, 1) and x > 0, "more than 0, at most 1"),
-        ({"launcher.master_port": 29500}, lambda x: in_range(x, 1, 65535), "a port, 1 to 65535"),
-    )
-    for keys, allowed, words in ranges:
+    for keys, allowed, words in _RANGES:
         for key, example in keys.items():
             value = value_of(config, key)
             if value is None or allowed(value):
@@ -86,6 +88,23 @@ def number_range(config: Config, written: Set[str], facts: MachineFacts) -> Iter
             too_large = ", and below 2**31" if value > LARGEST else ""
             what = f"{key}={shown} is out of range: it must be {words}{too_large}."
             yield Problem(what=what, fix=f"{key}={example}", keys=(key,))
+
+
+def with_own_number(problem: Problem, own: Mapping[str, Any]) -> Problem:
+    """Offer the number that the recipe itself has in the place of one that is always possible.
+
+    Args:
+        problem: What a rule found.
+        own: The recipe's own values of keys that the command line sets.
+    """
+    if problem.rule != number_range.name:
+        return problem
+    (key,) = problem.keys
+    number = own.get(key)
+    allowed = next(allowed for keys, allowed, _ in _RANGES if key in keys)
+    if not isinstance(number, int | float) or not allowed(number):
+        return problem
+    return replace(problem, fix=f"{key}={number}")
 
 
 @rule(name="node-rank", reason="Each machine of a run has its own number, counted from 0.")

@@ -7,7 +7,9 @@ whose choice the command line replaced: ``recipe=tiny offload=none`` says nothin
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from pathlib import Path
 
+from muon_offload_cli.checkpoints.names import step_of
 from muon_offload_cli.config.keys import leaf_types
 from muon_offload_cli.config.rules.directory import as_word
 from muon_offload_cli.config.rules.facts import MachineFacts
@@ -190,4 +192,21 @@ def layer_wise(config: Config, written: Set[str], facts: MachineFacts) -> Iterat
             what="optimizer.layer_wise=false has no effect: optimizer.name=dist_muon is layer-wise.",
             fix="optimizer.layer_wise=true",
             keys=("optimizer.layer_wise",),
+        )
+
+
+@rule(
+    name="unused-resume-step",
+    reason="To go on from another step than was asked for is another run.",
+)
+def resume_step(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Refuse a step written for a source that names its step, or the newest, itself."""
+    source, step = config.resume.source, config.resume.step
+    if "resume.step" not in written or step is None:
+        return
+    if source in (None, "none", "auto") or source.isdecimal() or step_of(Path(source)) is not None:
+        yield Problem(
+            what=f"resume.step={step} is written, and resume={source or 'none'} never reads it.",
+            fix="resume.step=null",
+            keys=("resume.step", "resume.source"),
         )

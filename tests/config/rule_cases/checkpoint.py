@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.config.rules import MachineFacts, PlannedFacts
+from muon_offload_cli.errors import Level
 from tests.config.rule_cases.case import Case, in_folders, on_disk
 
 SAVED = "checkpoint.directory=/c"
@@ -43,6 +44,12 @@ CASES = [
     ),
     Case("checkpoint-nowhere", "resume=auto", "resume=auto checkpoint.directory=/c"),
     Case("checkpoint-nowhere", "resume=4", "resume=/c"),
+    Case(
+        "checkpoint-apart",
+        "checkpoint.directory=/c/a run.directory=/c/./a",
+        "checkpoint.directory=/c run.directory=/c/a",
+        level=Level.WARNING,
+    ),
     Case("weights-only", "resume.weights_only=true", "resume.weights_only=true resume=/c"),
     Case(
         "weights-only",

@@ -6,6 +6,14 @@ from muon_offload_cli.config.rules import MachineFacts, MegatronFacts
 from tests.config.rule_cases.case import NATIVE, Case
 
 CASES = [
+    Case("unused-resume-step", "resume=/c/iter_0000002 resume.step=4", "resume=/c resume.step=4"),
+    Case("unused-resume-step", "resume=2 checkpoint.directory=/c resume.step=4", "resume=/c resume.step=4"),
+    Case(
+        "unused-resume-step",
+        "resume=auto checkpoint.directory=/c resume.step=4",
+        "resume=auto checkpoint.directory=/c",
+    ),
+    Case("unused-resume-step", "resume.step=4"),
     Case(
         "unused-optimizer-keys", "optimizer=adam optimizer.muon_momentum=0.9", "optimizer.muon_momentum=0.9"
     ),

@@ -5,7 +5,7 @@ signal to send to itself), ``raise`` (error text), ``problems`` (user errors), `
 default 1; 0: before the first), ``after`` (only once that rank has died), ``until`` (waits until that file
 exists), ``in`` (misbehaves in the run folder of this name alone), ``hang``, ``deaf`` (ignores SIGTERM),
 ``child`` (leaves a grandchild), ``memory`` (keeps its state in memory), ``report`` (fields of the report),
-``half`` (writes lines in two halves).
+``half`` (writes lines in two halves), ``saves`` (SIGTERM ends it after its step, with exit code 0).
 """
 
 import json
@@ -32,6 +32,9 @@ os.dup2(log, 1)
 os.dup2(log, 2)
 if mine.get("deaf"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+asked = []
+if mine.get("saves"):
+    signal.signal(signal.SIGTERM, lambda signum, _frame: asked.append(signum))
 
 path = run / "reports" / f"rank_{rank}.json"
 report = RankReport(rank=rank, pid=os.getpid(), host="localhost", device="cpu")
@@ -114,6 +117,9 @@ with (run / "metrics" / f"rank_{rank}.jsonl").open("a") as metrics:
         metrics.write(line + "\n")
         metrics.flush()
         print(f"muon state step: {report.disk_bytes} on {engine}", flush=True)
+        if asked:
+            steps = step
+            break
     if steps == mine.get("at", 1):
         misbehave()
 report.steps = steps
