@@ -2,8 +2,9 @@
 
 Each way is two runs of the same recipe: one saves after each of three steps and is ended after the step that
 follows, one goes on from the last save and takes that step again. Only the newest checkpoint stays: where the
-drive holds no two of them, the one before goes as soon as the newer one would begin to grow. Raw drive
-bandwidth (reads and writes at once) is measured before each way and at the end.
+drive holds no two of them, the one before goes as soon as the newer one would begin to grow. The drive's raw
+bandwidth is measured after each way, with as many reads to a write as a save has, and as a load has: a drive
+held to a rate in each direction lends nothing of what one of them leaves over to the other.
 
     python benchmarks/checkpoint.py                  # 512 MiB of state, one CPU rank, about 2 minutes
     python benchmarks/checkpoint.py --recipe gpt_2b9 --directory /nvme/muon --ways host disk:0
@@ -11,7 +12,8 @@ bandwidth (reads and writes at once) is measured before each way and at the end.
 One table: seconds that each save waited for write-back and wrote, the middle one of their sums as a ratio to
 the first way and to what reading the state on disk and writing the checkpoint takes at the raw bandwidth; the
 same of the load; by how much host memory grew at most in one rank; bytes of state files after the first and
-after the last save; and whether the resumed run's loss and gradient norm are those of the run that went on.
+after the last save; the raw bandwidth of a save and a load; and whether the resumed run's loss and gradient
+norm are those of the run that went on.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ class Result:
     load_growth: int = 0
     load_s: float = 0.0
     same: bool = False
+    raw_gb_s: tuple[float, float] = (1.0, 1.0)
+    """Of the drive, with the state read and the checkpoint written, and the other way round."""
 
     @property
     def save_s(self) -> float:
@@ -73,57 +77,51 @@ class Result:
 def main() -> None:
     options = _options()
     results: list[Result] = []
-    raw: list[float] = []
     with (
         steady_drive(options.directory, options.drive_mb_s),
         tempfile.TemporaryDirectory(prefix="muon-bench-", dir=options.directory) as scratch,
     ):
         print(HEADER, flush=True)
         for way in options.ways:
-            raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
             results.append(_measure(way, options, Path(scratch)))
-            print(_line(results[-1], results[0], raw), flush=True)
-        raw.append(raw_mixed_gb_s(Path(scratch), options.raw_gib))
-    print()
-    print(HEADER)
-    for result in results:
-        print(_line(result, results[0], raw))
+            print(_line(results[-1], results[0]), flush=True)
     print(f"recipe {options.recipe}, {' '.join(options.overrides)}")
-    print("raw mixed bandwidth before, between and after (GB/s): " + " ".join(f"{r:.4g}" for r in raw))
 
 
 HEADER = (
     f"{'way':<10} {'saves: flush+write s':<36} {'save s':>7} {'x first':>8} {'x raw':>6} {'load s':>7} "
     f"{'x first':>8} {'x raw':>6} {'save +MiB':>9} {'load +MiB':>9} "
-    f"{'ckpt GB':>8} {'state files GB':>15}  same bits"
+    f"{'ckpt GB':>8} {'state files GB':>15} {'raw GB/s':>13}  same bits"
 )
 
 
-def _line(result: Result, first: Result, raw: list[float]) -> str:
+def _line(result: Result, first: Result) -> str:
     saves = ", ".join(f"{flush:.2f}+{write:.2f}" for flush, write in result.saves)
     if result.fault:
         return f"{result.way:<10} {saves:<36} {result.fault}"
-    # Everything that moves, at the drive's own speed in both directions at once.
-    moved_s = (result.state_files[-1] + result.checkpoint_bytes) / 1e9 / statistics.median(raw)
+    moved_gb = (result.state_files[-1] + result.checkpoint_bytes) / 1e9
+    raw_save, raw_load = result.raw_gb_s
     files = " -> ".join(f"{nbytes / 1e9:.2f}" for nbytes in (result.state_files[0], result.state_files[-1]))
     return (
         f"{result.way:<10} {saves:<36} {result.save_s:7.2f} {result.save_s / first.save_s:8.2f} "
-        f"{result.save_s / moved_s:6.2f} {result.load_s:7.2f} {result.load_s / first.load_s:8.2f} "
-        f"{result.load_s / moved_s:6.2f} {result.save_growth / 2**20:9.0f} {result.load_growth / 2**20:9.0f} "
-        f"{result.checkpoint_bytes / 1e9:8.2f} {files:>15}  {'yes' if result.same else 'NO'}"
+        f"{result.save_s / moved_gb * raw_save:6.2f} {result.load_s:7.2f} "
+        f"{result.load_s / first.load_s:8.2f} {result.load_s / moved_gb * raw_load:6.2f} "
+        f"{result.save_growth / 2**20:9.0f} {result.load_growth / 2**20:9.0f} "
+        f"{result.checkpoint_bytes / 1e9:8.2f} {files:>15} {raw_save:6.4f} {raw_load:6.4f}  "
+        f"{'yes' if result.same else 'NO'}"
     )
 
 
 def _measure(way: str, options: argparse.Namespace, scratch: Path) -> Result:
     result = Result(way=way)
-    saved = scratch / "saved"
+    saved, last = scratch / "saved", step_folder(scratch / "last", SAVES)
     names = {name: scratch / f"{name}_{way.replace(':', '_')}" for name in ("saving", "resumed")}
     steps = f"train.steps={SAVES + 1}"
     words = (steps, f"checkpoint.directory={saved}", "checkpoint.interval=1", "checkpoint.keep=1")
     command = train_command(options.recipe, options.overrides, way, names["saving"], *words)
-    result.fault = _save(command, names["saving"], saved, result)
+    result.fault = _save(command, names["saving"], saved, last, result)
     if not result.fault:
-        words = (steps, f"resume={step_folder(saved, SAVES)}")
+        words = (steps, f"resume={last}")
         command = train_command(options.recipe, options.overrides, way, names["resumed"], *words)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -135,12 +133,18 @@ def _measure(way: str, options: argparse.Namespace, scratch: Path) -> Result:
         ends = [steps_of(folder)[-1] for folder in names.values()]
         straight, resumed = ([(r.step, r.loss, r.grad_norm) for r in end] for end in ends)
         result.same = straight == resumed
-    shutil.rmtree(saved, ignore_errors=True)
+    for folder in (saved, last.parent):
+        shutil.rmtree(folder, ignore_errors=True)
+    if not result.fault:
+        state = result.state_files[-1] / (result.state_files[-1] + result.checkpoint_bytes)
+        save, load = (raw_mixed_gb_s(scratch, options.raw_gib, share) for share in (state, 1 - state))
+        result.raw_gb_s = save, load
     return result
 
 
-def _save(command: list[str], folder: Path, saved: Path, result: Result) -> str:
+def _save(command: list[str], folder: Path, saved: Path, last: Path, result: Result) -> str:
     """Run until the step after the last save is taken, then end the run; returns what went wrong."""
+    last.parent.mkdir()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
         try:
@@ -151,6 +155,9 @@ def _save(command: list[str], folder: Path, saved: Path, result: Result) -> str:
                     _note_save(reports, result)
                     if len(result.saves) < SAVES:
                         shutil.rmtree(step_folder(saved, reports[0].saved_step))
+                    else:
+                        # Out of reach of the save after the last step, which a fast drive ends in no time.
+                        step_folder(saved, SAVES).rename(last)
         finally:
             # At once, whatever the save after the last step has come to: that one is not wanted.
             process.send_signal(signal.SIGINT)

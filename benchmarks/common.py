@@ -55,10 +55,11 @@ def losses_of(steps: list[list[StepRecord]]) -> list[float | None]:
     return [next((r.loss for r in step if r.loss is not None), None) for step in steps]
 
 
-def raw_mixed_gb_s(directory: Path, gib: float) -> float:
+def raw_mixed_gb_s(directory: Path, gib: float, read_share: float = 0.5) -> float:
     """Measure the drive with the store benchmark: median of its raw rounds."""
     script = Path(__file__).with_name("store.py")
     command = [sys.executable, str(script), "--directory", str(directory), "--gib", str(gib), "--rounds", "3"]
+    command += ["--read-share", str(read_share)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r"^raw\s+([\d.]+)", done.stdout, flags=re.MULTILINE)
     if found is None:

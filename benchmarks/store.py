@@ -4,6 +4,8 @@ Raw: threads call preadv and pwritev on the store's file, each with its own buff
 take slots of a staging ring and go through `read_into` and `write_from`. Same file, same kind of buffers (on
 huge pages), same requests, alternating rounds, so that a drive that changes its mood changes it for both.
 
+With a share of reads other than half, the direction with more to move goes on alone at the end.
+
     python benchmarks/store.py --directory /mnt/nvme0/bench --gib 1 --rounds 5
 """
 
@@ -59,11 +61,10 @@ def _compare(options: argparse.Namespace) -> None:
         for warm in move.values():
             _round(warm, extents, extents, threads)
         before = _footprint()
+        cut = round(len(extents) * options.read_share)
         for number in range(options.rounds):
-            half = len(extents) // 2
-            reads, writes = extents[:half], extents[half:]
-            if number % 2:
-                reads, writes = writes, reads
+            order = extents[::-1] if number % 2 else extents
+            reads, writes = order[:cut], order[cut:]
             for name in ("raw", "store") if number % 2 else ("store", "raw"):
                 seconds = _round(move[name], reads, writes, threads)
                 figures.setdefault(name, []).append((len(reads) + len(writes)) * request / seconds)
@@ -75,9 +76,8 @@ def _compare(options: argparse.Namespace) -> None:
             with other, StagingRing(2 * threads, request, options.pin) as ring:
                 through = _through(other, ring)
                 _round(through, extents, extents, threads)
-                half = len(extents) // 2
                 for _ in range(options.rounds):
-                    seconds = _round(through, extents[:half], extents[half:], threads)
+                    seconds = _round(through, extents[:cut], extents[cut:], threads)
                     figures.setdefault(name, []).append(len(extents) * request / seconds)
     raw = statistics.median(figures["raw"])
     print(f"{'way':<8} {'GB/s':>7} {'least':>7} {'most':>7} {'x raw':>6}")
@@ -157,7 +157,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--directory", type=Path, required=True, help="absolute folder on the drive to measure"
     )
-    parser.add_argument("--gib", type=float, default=1.0, help="size of the file; half is read, half written")
+    parser.add_argument(
+        "--gib", type=float, default=1.0, help="size of the file; a part is read, the rest written"
+    )
+    parser.add_argument("--read-share", type=float, default=0.5, help="part that is read")
     add_drive_option(parser)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=8, help="readers, and as many writers")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -28,6 +28,7 @@ from muon_offload_cli.storage.piece_reader import DamagedFile, FileRange, PieceR
 from muon_offload_cli.storage.piece_writer import PieceWriter
 from muon_offload_cli.storage.placing import Placing
 from muon_offload_cli.storage.sources import Sources
+from muon_offload_cli.storage.store import Store
 from muon_offload_cli.units import MIB
 
 AHEAD_BYTES = 512 * MIB
@@ -139,19 +140,22 @@ class Incoming:
     """Stands for torch's reader of checkpoint files: all that is read is compared with the seal first.
 
     Tensors are read one ahead of the one that is put in its place. What belongs into a direct store goes
-    there with direct I/O, behind the next tensors.
+    there with direct I/O, behind the next tensors. What belongs into no store is read first, while the
+    stores are still being written.
 
     Args:
         folder: The checkpoint.
         seal: Its seal; None: sizes alone are compared with what Megatron's metadata promises.
         sources: Stores that state is loaded into.
+        settle: Called before anything is put there: waits until nobody else writes there.
     """
 
-    def __init__(self, folder: Path, seal: Seal | None, sources: Sources) -> None:
+    def __init__(self, folder: Path, seal: Seal | None, sources: Sources, settle: Callable[[], None]) -> None:
         self._folder = folder
         self._seal = seal
         self._files = seal.files if seal else {}
         self._sources = sources
+        self._settle = settle
 
     def replace_in(self, stack: Substitutions) -> None:
         """Read through this object until `stack` is closed.
@@ -181,8 +185,19 @@ class Incoming:
         from torch.distributed.checkpoint.planner import LoadItemType
 
         places = {id(item): reader.storage_data[item.storage_index] for item in plan.items}
-        items = sorted(plan.items, key=lambda item: (places[id(item)].relative_path, places[id(item)].offset))
+        stored = {
+            id(item)
+            for item in plan.items
+            if item.type != LoadItemType.BYTE_IO and self._place(planner.lookup_tensor(item.dest_index))
+        }
+
+        def order(item: Any) -> tuple[bool, str, int]:
+            place = places[id(item)]
+            return id(item) in stored, place.relative_path, place.offset
+
+        items = sorted(plan.items, key=order)
         with ExitStack() as stack:
+            last = stack.enter_context(ExitStack())
             ahead = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="muon-load"))
             files: dict[str, PieceReader] = {}
 
@@ -190,11 +205,13 @@ class Incoming:
                 place = places[id(item)]
                 name = place.relative_path
                 if name not in files:
+                    last.close()
+                    files.clear()
                     seal = self._files.get(name)
                     files[name] = PieceReader(
                         self._folder / name, seal.pieces if seal else None, self._sources
                     )
-                    stack.callback(files[name].close)
+                    last.callback(files[name].close)
                 part = FileRange(files[name], place.offset, place.length)
                 stream = reader.transforms.transform_load_stream(
                     item, place.transform_descriptors or (), part
@@ -222,6 +239,8 @@ class Incoming:
                 if item.type == LoadItemType.BYTE_IO:
                     planner.load_bytes(item, loaded)
                     continue
+                if index == len(items) - len(stored):
+                    self._settle()
                 target = planner.resolve_tensor(item).detach()
                 self._put(target, _narrowed(loaded, item), placing)
                 planner.commit_tensor(item, target)
@@ -229,8 +248,7 @@ class Incoming:
     def _put(self, target: torch.Tensor, tensor: torch.Tensor, placing: Placing) -> None:
         if target.size() != tensor.size():
             raise ValueError(f"a tensor of {list(tensor.size())} is no {list(target.size())}")
-        address = target.data_ptr() if target.device.type == "cpu" and target.numel() else 0
-        found = self._sources.find_address(address, target.element_size())
+        found = self._place(target)
         if found is not None and found[0].direct:
             if target.is_contiguous() and target.dtype == tensor.dtype:
                 data = tensor.contiguous().flatten().view(torch.uint8).numpy()
@@ -239,6 +257,11 @@ class Incoming:
             # Through the mapping: no direct write may be under way in a page that it faults in.
             placing.drain()
         target.copy_(tensor)
+
+    def _place(self, tensor: torch.Tensor) -> tuple[Store, int] | None:
+        """Return the store that a tensor lies in and the offset there; None: in none."""
+        address = tensor.data_ptr() if tensor.device.type == "cpu" and tensor.numel() else 0
+        return self._sources.find_address(address, tensor.element_size())
 
 
 def _narrowed(tensor: torch.Tensor, item: Any) -> torch.Tensor:

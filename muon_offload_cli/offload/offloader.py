@@ -139,7 +139,8 @@ class StateOffloader:
         """Visit every chunk on the device in order to write it; what is written goes to its tier.
 
         Args:
-            load: Bring the present bytes first; False gives zeros, for masters that are being born.
+            load: Bring the present bytes first; False gives zeros, for masters that are being born. The
+                first time masters alone are written: the tiers hold zeros.
         """
         for chunk in self.plan.of_tier(Tier.GPU):
             if not load:
@@ -172,7 +173,7 @@ class StateOffloader:
         Raises:
             StoreError: The bytes written could not be brought to the drive.
         """
-        self.synchronize()
+        self._pipeline.synchronize()
         self._pipeline.forget()
         yield
         self._checksums.forget()

@@ -81,7 +81,9 @@ class Pipeline:
         """Visit every chunk once, in alternating order, and write each one back that its window cannot keep.
 
         Args:
-            load: Fetch the chunk's bytes before the visit; False for chunks that are written anew.
+            load: Fetch the chunk's bytes before the visit; False for chunks that are written anew. Those are
+                all written back, so that who loads a checkpoint next need not wait for it; the first time
+                their masters alone, since the tiers hold zeros.
 
         Yields:
             The chunk and its window, a ``uint8`` tensor on the device that holds its image. What the caller
@@ -93,6 +95,7 @@ class Pipeline:
         """
         if not self._upcoming:
             self._request_all(load=load)
+        born = not load and self._sweeps == 1
         for _ in range(len(self._upcoming)):
             visit = self._upcoming.popleft()
             self.stall.begin()
@@ -105,7 +108,8 @@ class Pipeline:
                 # Its window would never be handed over: whoever sweeps again must hear of it, not hang.
                 self._fail(RuntimeError(f"a sweep was left at chunk {visit.chunk.index}, before its end"))
                 raise
-            self._leave(visit, lanes.mark_compute(self._device))
+            nbytes = visit.chunk.born_bytes if born else visit.chunk.nbytes
+            self._leave(visit, lanes.mark_compute(self._device), nbytes, keep=load)
 
     def prefetch(self) -> None:
         """Begin fetching for the next sweep, unless that has begun already."""
@@ -128,7 +132,8 @@ class Pipeline:
         """Block until all write-back is done; afterwards every tier holds the current bytes."""
         self.check()
         for index, (window, after) in self._kept.items():
-            self._write_back(self._chunks[self._position[index]], window, after, lambda *_: None)
+            chunk = self._chunks[self._position[index]]
+            self._write_back(chunk, window, after, chunk.nbytes, lambda *_: None)
         self._kept.clear()
         for future in list(self._written.values()):
             self._wait(future)
@@ -194,23 +199,22 @@ class Pipeline:
         self._upload.submit(arrive)
         return visit
 
-    def _leave(self, visit: _Visit, after: torch.cuda.Event | None) -> None:
+    def _leave(self, visit: _Visit, after: torch.cuda.Event | None, nbytes: int, *, keep: bool) -> None:
         """Keep a stepped chunk in its window if the next sweep begins with it there, else write it back."""
         window, turn = visit.window, visit.turn
-        if window.holds == visit.chunk.index:
+        if keep and window.holds == visit.chunk.index:
             self._kept[visit.chunk.index] = window, after
             # In order: the end of a larger chunk that was here before may still be on its way out.
             self._download.submit(lambda: window.empty_up_to(turn, window.memory.numel(), after))
             return
 
-        def emptied(nbytes: int, mark: torch.cuda.Event | None) -> None:
-            whole = nbytes == visit.chunk.nbytes
-            window.empty_up_to(turn, window.memory.numel() if whole else nbytes, mark)
+        def emptied(done: int, mark: torch.cuda.Event | None) -> None:
+            window.empty_up_to(turn, window.memory.numel() if done == nbytes else done, mark)
 
-        self._write_back(visit.chunk, window, after, emptied)
+        self._write_back(visit.chunk, window, after, nbytes, emptied)
 
     def _write_back(
-        self, chunk: Chunk, window: Window, after: torch.cuda.Event | None, emptied: Emptied
+        self, chunk: Chunk, window: Window, after: torch.cuda.Event | None, nbytes: int, emptied: Emptied
     ) -> None:
         mover = self._movers[chunk.tier]
         done: Future[None] = Future()
@@ -221,7 +225,8 @@ class Pipeline:
                 # A chunk that is written anew, not fetched, may still be on its way to disk from the sweep
                 # before; two writes of one extent have no order of their own.
                 earlier.result()
-            stored = mover.save(self._extents[chunk.index], window.memory, after, emptied)
+            extent = Extent(self._extents[chunk.index].offset, nbytes)
+            stored = mover.save(extent, window.memory, after, emptied)
             stored.add_done_callback(lambda future: self._finish(done, future))
 
         with self._lock:

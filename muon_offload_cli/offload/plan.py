@@ -95,6 +95,12 @@ class Chunk:
         """Bytes of all state without padding."""
         return sum(slot.nbytes for slot in (*self.masters, *self.momenta, *self.second_moments))
 
+    @property
+    def born_bytes(self) -> int:
+        """Bytes of the image that masters reach to; what follows is born as zeros."""
+        last = self.masters[-1]
+        return round_up(max(last.offset + last.nbytes, 1), CHUNK_ALIGNMENT)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkPlan:

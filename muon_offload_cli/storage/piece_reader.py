@@ -20,9 +20,9 @@ from muon_offload_cli.storage.sources import Sources
 from muon_offload_cli.storage.store import describe_errno
 from muon_offload_cli.units import PIECE_BYTES, round_up
 
-KEPT_BYTES = 64 * 1024
-"""Pieces up to this size are kept while others of them are asked for: the parts of one small archive."""
 KEPT = 8
+"""Pieces that were asked for in part are kept until the rest is: torch looks at the end of an archive first,
+and so at the last bytes of the tensor in it."""
 
 
 class DamagedFile(Exception):  # noqa: N818
@@ -83,6 +83,8 @@ class PieceReader:
         kept = self._kept.get(index)
         if kept is not None:
             target[:] = kept[skip : skip + target.nbytes]
+            if target.nbytes == len(kept):
+                self._kept.pop(index, None)
             return
         length, digest = self._pieces[index]
         begin = self._ends[index] - length
@@ -93,10 +95,10 @@ class PieceReader:
             if digest and xxhash.xxh3_64_hexdigest(data) != digest:
                 raise DamagedFile(self.path, f"is damaged between bytes {begin} and {begin + length}")
             copy_bytes(target, data[skip : skip + target.nbytes])
-            if length <= KEPT_BYTES:
-                if len(self._kept) >= KEPT:
-                    self._kept = {}
+            if target.nbytes < length:
                 self._kept[index] = bytes(data)
+                for oldest in list(self._kept)[:-KEPT]:
+                    self._kept.pop(oldest, None)
 
     def _fill(self, memory: memoryview, start: int, end: int) -> None:
         """Read from an aligned place until `end` is there; the last page may reach beyond the file."""
@@ -113,6 +115,7 @@ class PieceReader:
 
     def close(self) -> None:
         """Close the file."""
+        self._kept.clear()
         os.close(self._fd)
 
 

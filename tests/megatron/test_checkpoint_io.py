@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,11 @@ from muon_offload_cli.checkpoints.seal import FileSeal, Seal, hash_piece
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.checkpoint_io import Incoming, damaged
 from muon_offload_cli.megatron.substitute import Substitutions
+from muon_offload_cli.storage.direct import DirectStore
+from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.sources import Sources
 from tests.checkpoints import forged
+from tests.fakes.drive import directory_on_a_drive
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -46,10 +49,16 @@ def sources() -> Iterator[Sources]:
         yield made
 
 
-def load(folder: Path, sources: Sources, seal: Seal | None) -> dict[str, torch.Tensor]:
-    state = {name: torch.zeros_like(tensor) for name, tensor in SAVED.items()}
+def load(
+    folder: Path,
+    sources: Sources,
+    seal: Seal | None,
+    state: dict[str, torch.Tensor] | None = None,
+    settle: Callable[[], None] = lambda: None,
+) -> dict[str, torch.Tensor]:
+    state = state or {name: torch.zeros_like(tensor) for name, tensor in SAVED.items()}
     with Substitutions() as stack:
-        Incoming(folder, seal, sources).replace_in(stack)
+        Incoming(folder, seal, sources, settle).replace_in(stack)
         try:
             checkpoint.load(state, storage_reader=FileSystemReader(folder), no_dist=True)
         except checkpoint.CheckpointException as error:
@@ -61,6 +70,32 @@ def load(folder: Path, sources: Sources, seal: Seal | None) -> dict[str, torch.T
 def test_what_was_saved_is_loaded(folder: Path, sources: Sources) -> None:
     state = load(folder, sources, Seal.read(folder))
     assert all(torch.equal(state[name], tensor) for name, tensor in SAVED.items())
+
+
+@pytest.mark.parametrize("stored", SAVED)
+def test_what_belongs_into_no_store_is_loaded_before_the_stores_must_be_at_rest(
+    folder: Path, tmp_path: Path, stored: str
+) -> None:
+    (other,) = SAVED.keys() - {stored}
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with DirectStore(directory_on_a_drive(tmp_path) / "state", 2**20) as store, Sources([store]) as sources:
+        place = store.view(Extent(4096, SAVED[stored].nbytes))
+        state = {
+            stored: torch.frombuffer(place, dtype=torch.float32).view_as(SAVED[stored]),
+            other: torch.zeros_like(SAVED[other]),
+        }
+        load(
+            folder,
+            sources,
+            Seal.read(folder),
+            state,
+            lambda: seen.append((state[stored].clone(), state[other].clone())),
+        )
+        assert all(torch.equal(state[name], tensor) for name, tensor in SAVED.items())
+
+    ((store_then, other_then),) = seen
+    assert not store_then.any()
+    assert torch.equal(other_then, SAVED[other])
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])

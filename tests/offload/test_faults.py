@@ -225,12 +225,15 @@ def test_a_write_that_fails_while_closing_is_raised_by_close(directory: Path) ->
         """Fails after the last visit."""
 
         def _write(self, extent, source):  # type: ignore[no-untyped-def]
-            visited.wait()
-            raise StoreError("late", path=self.path, operation="write", errno=errno.EIO)
+            if visited.is_set():
+                raise StoreError("late", path=self.path, operation="write", errno=errno.EIO)
+            super()._write(extent, source)
 
     wrap = opening(LateFailing)
     offloader = make(directory, open_store=wrap, windows=6, chunk_bytes=0, staging_bytes=1 << 20)
     fill(offloader)
+    offloader.synchronize()
+    sweep(offloader, 1)
     with pytest.raises(StoreError, match="late"), closed_in_time(offloader):
         visited.set()
     assert our_threads() == []
