@@ -1,10 +1,10 @@
 """Compare saving and resuming with Muon's state in host memory and on disk.
 
 Each way is two runs of the same recipe: one saves after each of three steps and is ended after the step that
-follows, one goes on from the last save and takes that step again. Only the newest checkpoint stays: where the
-drive holds no two of them, the one before goes as soon as the newer one would begin to grow. The drive's raw
-bandwidth is measured after each way, with as many reads to a write as a save has, and as a load has: a drive
-held to a rate in each direction lends nothing of what one of them leaves over to the other.
+follows, one goes on from the last save and takes that step again. A checkpoint goes as soon as its save was
+noted, so that a drive need not hold two of them. The raw bandwidth is measured after each way, with as
+many reads to a write as a save has, and as a load has: a drive held to a rate in each direction lends nothing
+of what one of them leaves over to the other.
 
     python benchmarks/checkpoint.py                  # 512 MiB of state, one CPU rank, about 2 minutes
     python benchmarks/checkpoint.py --recipe gpt_2b9 --directory /nvme/muon --ways host disk:0
@@ -84,7 +84,7 @@ def main() -> None:
         print(HEADER, flush=True)
         for way in options.ways:
             results.append(_measure(way, options, Path(scratch)))
-            print(_line(results[-1], results[0]), flush=True)
+            print(_line(results[-1], next((r for r in results if not r.fault), results[-1])), flush=True)
     print(f"recipe {options.recipe}, {' '.join(options.overrides)}")
 
 

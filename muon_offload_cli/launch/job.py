@@ -79,7 +79,8 @@ def run_job(
     SIGINT, SIGTERM and, unless it is ignored, SIGHUP to this process end the job (SIGTERM to every process of
     it, SIGKILL after the grace; a second signal ends the grace). With `saves_on_sigterm` a first SIGTERM is
     handed to the ranks alone, which save after their step and end by themselves, however long that takes.
-    Whatever happens, also an exception from `on_event` or SIGKILL to this process, no process of the job stays.
+    Whatever happens, also an exception from `on_event` or SIGKILL to this process, no process of the job
+    stays.
 
     Args:
         command: What to run, normally ``bash RUN/run.sh``; its output goes to the torchrun log.
