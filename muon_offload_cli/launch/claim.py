@@ -58,6 +58,12 @@ def sole_saver(config: Config) -> Iterator[Claim]:
         lock, locked = _take(folder)
     except OSError as error:
         path = folder / LOCK
+        if os.path.lexists(path) and not path.is_file():
+            raise does_not_fit(
+                f"{KEY}={folder} holds {LOCK}, where a run locks a file, and that is none.",
+                command("rm", "-r", path),
+                KEY,
+            ) from error
         if isinstance(error, PermissionError) and error.filename == str(path) and os.path.lexists(path):
             raise does_not_fit(
                 f"{KEY}={folder} holds {LOCK}, which another user's run left there or holds still, and which "

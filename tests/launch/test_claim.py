@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -138,6 +139,19 @@ def test_another_users_lock_that_cannot_be_opened_is_told_with_what_removes_it(
         (problem,) = refused.value.problems
         assert (problem.fix == f"rm '{folder}/{LOCK}'") is left
         (folder / LOCK).touch()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/nowhere/at/all")])
+def test_what_is_no_lock_file_is_told_with_what_removes_it(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / LOCK)
+    with pytest.raises(UserError) as refused, sole_saver(saving(tmp_path)):
+        pass
+    assert refused.value.problems[0].fix == f"rm -r {tmp_path / LOCK}"
+    subprocess.run(refused.value.problems[0].fix.split(), check=True)
+    with sole_saver(saving(tmp_path)):
+        pass
 
 
 def test_a_folder_that_cannot_be_made_is_told_as_the_key(tmp_path: Path) -> None:
