@@ -16,8 +16,9 @@ was, to the bit:
 from __future__ import annotations
 
 import functools
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,52 +38,58 @@ _DESCRIBING = frozenset(
 )
 
 
+_READING = frozenset(
+    [torch.norm, torch.linalg.vector_norm, torch.count_nonzero, torch.isnan, torch.isinf, torch.isfinite]
+    + [getattr(torch.Tensor, name) for name in ("norm", "count_nonzero", "isnan", "isinf", "isfinite")]
+)
+"""Functions that keep nothing of what they are given."""
+
+
 class LateGradient(torch.Tensor):
-    """Stands for the fp32 copy of a bf16 gradient; who uses its values gets that copy, for the moment.
+    """Stands for the fp32 copy of a bf16 gradient.
+
+    Who only reads its values gets a copy for the moment. Anybody else, who may keep a view or write to it,
+    makes the copy early: it is the gradient from then on.
 
     Attributes:
         source: The gradient, in Megatron's buffer.
         clips: Arguments ``max_norm, total_norm`` of every clipping that is still to be done, in order.
+        copy: The copy, if somebody has made it early.
     """
 
     source: torch.Tensor
     clips: list[tuple[Any, Any]]
+    copy: torch.Tensor | None
 
     @classmethod
     def of(cls, source: torch.Tensor, looks: torch.Tensor) -> LateGradient:
         """Make one of the shape, dtype and device of `looks`, without memory of its own."""
         late = looks.as_subclass(cls)
-        late.source, late.clips = source, []
+        late.source, late.clips, late.copy = source, [], None
         return late
 
-    def widened(self) -> torch.Tensor:
-        """Make the fp32 copy, clipped as far as it should be by now."""
+    def widened(self, *, keep: bool) -> torch.Tensor:
+        """Return the fp32 copy, clipped as it should be by now; with `keep` the same one from then on."""
+        if self.copy is not None:
+            return self.copy
         copy = self.source.float()
         _clip([copy], self.clips)
+        self.copy = copy if keep else None
         return copy
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Answer what describes the tensor; for anything else give `func` the copy.
-
-        Raises:
-            RuntimeError: `func` would change it in place, and the change would be lost.
-        """
+        """Answer what describes the tensor; for anything else give `func` the copy."""
         if func in _DESCRIBING:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if func is torch.Tensor.detach:
-            return args[0]
-        name = func.__name__
-        if (name.endswith("_") and not name.endswith("__")) or name in ("__set__", "__setitem__"):
-            raise RuntimeError(f"{name}: a gradient cannot be changed before its chunk is stepped")
-        return func(*tree_map(_widened, args), **tree_map(_widened, kwargs or {}))
 
+        def widened(value: Any) -> Any:
+            return value.widened(keep=func not in _READING) if isinstance(value, LateGradient) else value
 
-def _widened(value: Any) -> Any:
-    return value.widened() if isinstance(value, LateGradient) else value
+        return func(*tree_map(widened, args), **tree_map(widened, kwargs or {}))
 
 
 def widen(parameters: Iterable[torch.Tensor]) -> None:
@@ -91,8 +98,9 @@ def widen(parameters: Iterable[torch.Tensor]) -> None:
     for parameter in parameters:
         late = parameter.grad
         if isinstance(late, LateGradient):
-            parameter.grad = copy = late.source.float()
-            clipped[tuple(late.clips)].append(copy)
+            parameter.grad = copy = late.source.float() if late.copy is None else late.copy
+            if late.copy is None:
+                clipped[tuple(late.clips)].append(copy)
     for clips, copies in clipped.items():
         _clip(copies, clips)
 
@@ -107,11 +115,12 @@ def _clip(copies: Sequence[torch.Tensor], clips: Sequence[tuple[Any, Any]]) -> N
 
 
 def take_late_gradients(stack: Substitutions) -> None:
-    """Let Megatron's optimizers take the norm of late gradients, and clip them, until `stack` is closed.
+    """Let Megatron take the norm of late gradients, and clip them, until `stack` is closed.
 
     To count their zeros, which is for looking into a run, they are all widened at once.
     """
-    from megatron.core.optimizer import clip_grads, layer_wise_optimizer, optimizer
+    # Modules that import a function by value have it under its own name.
+    from megatron.core.optimizer import clip_grads, layer_wise_optimizer, optimizer  # noqa: F401
 
     norm, clip, count = (
         clip_grads.get_grad_norm_fp32,
@@ -119,40 +128,63 @@ def take_late_gradients(stack: Substitutions) -> None:
         clip_grads.count_zeros_fp32,
     )
 
-    def get_grad_norm_fp32(grads_for_norm: Any, *args: Any, **kwargs: Any) -> Any:
-        return norm(for_norm(grads_for_norm), *args, **kwargs)
+    def get_grad_norm_fp32(grads_for_norm: Any, norm_type: Any = 2, *args: Any, **kwargs: Any) -> Any:
+        if norm_type == 2 and not isinstance(grads_for_norm, torch.Tensor):
+            grads_for_norm = for_norm(grads_for_norm)
+        return norm(grads_for_norm, norm_type, *args, **kwargs)
 
     def count_zeros_fp32(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        widen(parameters)
+        widen([parameters] if isinstance(parameters, torch.Tensor) else parameters)
         return count(parameters, *args, **kwargs)
 
     def clip_grad_by_total_norm_fp32(
         parameters: Any, max_norm: Any, total_norm: Any, use_decoupled_grad: bool = False
     ) -> None:
         now = []
-        for parameter in parameters:
-            if isinstance(parameter.grad, LateGradient) and not use_decoupled_grad:
-                parameter.grad.clips.append((max_norm, total_norm))
+        for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
+            late = None if use_decoupled_grad else parameter.grad
+            if isinstance(late, LateGradient) and late.copy is None:
+                late.clips.append((max_norm, total_norm))
             else:
                 now.append(parameter)
         if now:
             clip(now, max_norm, total_norm, use_decoupled_grad)
 
-    # Both modules have imported the names by value; nobody else's are touched.
-    for module in (optimizer, layer_wise_optimizer):
-        stack.replace(module, "get_grad_norm_fp32", get_grad_norm_fp32)
-        stack.replace(module, "count_zeros_fp32", count_zeros_fp32)
-    stack.replace(optimizer, "clip_grad_by_total_norm_fp32", clip_grad_by_total_norm_fp32)
+    for original, replacement in (
+        (norm, get_grad_norm_fp32),
+        (clip, clip_grad_by_total_norm_fp32),
+        (count, count_zeros_fp32),
+    ):
+        _replace_everywhere(stack, original, replacement)
 
 
-def for_norm(gradients: Any) -> Any:
-    """Return a list of gradients as the function that takes their norm needs it."""
-    late = [isinstance(gradient, LateGradient) for gradient in gradients]
+def _replace_everywhere(stack: Substitutions, original: Any, replacement: Any) -> None:
+    """Put a function in the place of another in every module that has it, where nobody replaces it again."""
+    name = original.__name__
+
+    def put_back(module: Any) -> None:
+        if vars(module).get(name) is replacement:
+            setattr(module, name, original)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, replacement)
+            stack.callback(put_back, module)
+
+
+def for_norm(gradients: Sequence[Any]) -> Sequence[Any]:
+    """Return a list of gradients as the function that takes their 2-norm needs it."""
+    late = [isinstance(gradient, LateGradient) and gradient.copy is None for gradient in gradients]
     if not any(late) or _norm_takes_one_at_a_time():
         return gradients
-    if all(late) and _norm_is_the_same_in_bf16(gradients[0].device):
+    from megatron.core.optimizer import clip_grads
+
+    if all(late) and _norm_is_the_same_in_bf16(clip_grads.l2_norm_impl, gradients[0].device):
         return [_aligned(gradient.source) for gradient in gradients]
-    return [_widened(gradient) for gradient in gradients]
+    return [
+        gradient.widened(keep=False) if isinstance(gradient, LateGradient) else gradient
+        for gradient in gradients
+    ]
 
 
 def _norm_takes_one_at_a_time() -> bool:
@@ -163,7 +195,7 @@ def _norm_takes_one_at_a_time() -> bool:
 
 
 @functools.cache
-def _norm_is_the_same_in_bf16(device: torch.device) -> bool:
+def _norm_is_the_same_in_bf16(kernel: Callable[..., Any], device: torch.device) -> bool:
     """Take a norm of the same numbers in both dtypes: sizes of a whole block, of several, and of odd ends."""
     from megatron.core.optimizer import clip_grads
 
@@ -173,10 +205,14 @@ def _norm_is_the_same_in_bf16(device: torch.device) -> bool:
         for size in (65536, 3 * 65536 + 4, 1001, 7)
     ]
     flag = torch.zeros(1, dtype=torch.int, device=device)
-    norms = [
-        clip_grads.multi_tensor_applier(clip_grads.l2_norm_impl, flag, [tensors], False)[0]
-        for tensors in (narrow, [tensor.float() for tensor in narrow])
-    ]
+    try:
+        norms = [
+            clip_grads.multi_tensor_applier(kernel, flag, [tensors], False)[0]
+            for tensors in (narrow, [tensor.float() for tensor in narrow])
+        ]
+    except (RuntimeError, TypeError, ValueError):
+        # It takes fp32 alone.
+        return False
     return bool(torch.equal(*norms))
 
 

@@ -123,6 +123,7 @@ def make_muon_child(
                 for state in self.offloader.resting()
                 for index, master, kept in members_of(state)
             }
+            self._prepared = False
             self._rest(range(len(self._masters)))
 
         def _bear_masters(
@@ -195,9 +196,21 @@ def make_muon_child(
                 for group, parameters in zip(groups, whole, strict=True):
                     group["params"] = parameters
 
+        def _lie(self) -> None:
+            """Point all masters at their bytes and leave gradients as they are; closed, there are none."""
+            for index, (data, _) in self._resting.items():
+                self._masters[index].data = data
+
+        def _forget_step(self) -> None:
+            """End a step that was prepared and not taken: a norm was not finite, or too large."""
+            if self._prepared:
+                self._prepared = False
+                self._rest(range(len(self._masters)))
+
         @torch.no_grad()
         def prepare_grads(self) -> bool:
-            """Assign gradients to masters, which look like device tensors of NaN meanwhile."""
+            """Assign gradients to masters, which look like device tensors of NaN until the step ends."""
+            self._prepared = True
             for master, placeholder in zip(self._masters, self._placeholders, strict=True):
                 master.data = placeholder
             return bool(super().prepare_grads())
@@ -230,6 +243,7 @@ def make_muon_child(
                 weights = [self._model_params[index].data for index in state.parameters]
                 torch._foreach_copy_(weights, list(state.masters))
                 self._rest(state.parameters)
+            self._prepared = False
             if any(self._resident):
                 with self._stepping(self._resident):
                     self.optimizer.step()
@@ -246,11 +260,13 @@ def make_muon_child(
 
         def zero_grad(self, *args: Any, **kwargs: Any) -> None:
             """Begin fetching for the coming step: Megatron calls this before forward and backward."""
+            self._forget_step()
             super().zero_grad(*args, **kwargs)
             self.offloader.prefetch()
 
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:
             """Return the state as views of where it lies; they must not outlive the next step."""
+            self._lie()
             self.offloader.synchronize()
             return super().state_dict(*args, **kwargs)
 
@@ -265,6 +281,7 @@ def make_muon_child(
         @torch.no_grad()
         def load_state_dict(self, state_dict: Any) -> None:
             """Take over loaded state; what the checkpoint reader has put in place is not copied again."""
+            self._forget_step()
             with self.offloader.written_outside():
                 with self._without_masters_in_place(state_dict) as rest:
                     super().load_state_dict(rest)

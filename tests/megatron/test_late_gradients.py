@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from muon_offload_cli.megatron import late_gradients
 from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.late_gradients import LateGradient, for_norm, take_late_gradients, widen
 from muon_offload_cli.megatron.substitute import Substitutions
@@ -83,17 +84,51 @@ def test_only_what_is_widened_has_memory() -> None:
     assert shown == [parameter.untyped_storage().data_ptr() for parameter in late[1:]]
 
 
-def test_any_reader_gets_the_copy_and_a_writer_an_error() -> None:
-    (late, *_), (copied, *_) = pairs()
-    gradient: Any = late.grad
+def test_who_reads_gets_a_copy_for_the_moment_and_who_keeps_or_writes_has_it_for_good() -> None:
+    late, copied = pairs()
+    gradient: Any = late[0].grad
     assert (gradient.dtype, gradient.shape, gradient.numel()) == (torch.float32, (16, 8), 128)
-    assert torch.equal(gradient.abs().sum(), copied.grad.abs().sum())  # type: ignore[union-attr]
-    assert torch.equal(gradient.detach() * 2, copied.grad * 2)  # type: ignore[operator]
-    for change in (lambda: gradient.mul_(2), lambda: gradient.detach().copy_(gradient)):
-        with pytest.raises(RuntimeError, match="before its chunk is stepped"):
-            change()
-    with pytest.raises(RuntimeError, match="before its chunk is stepped"):
-        gradient[0] = 0
+    assert torch.equal(torch.norm(gradient), torch.norm(copied[0].grad))  # type: ignore[arg-type]
+    assert not gradient.isnan().any()
+    assert gradient.copy is None
+    changes: list[Callable[[Any], object]] = [
+        lambda grad: grad.mul_(0.3),
+        lambda grad: grad.data.mul_(0.3),
+        lambda grad: grad.view(-1)[:2].zero_(),
+        lambda grad: torch.mul(grad, 2, out=grad),
+        lambda grad: grad.detach().copy_(grad + 1),
+        lambda grad: grad.__setitem__(0, 7.0),
+    ]
+    for change in changes:
+        for parameters in (late, copied):
+            change(parameters[0].grad)
+        assert torch.equal(gradient.abs(), copied[0].grad.abs())  # type: ignore[union-attr]
+    widen(late)
+    assert same(late, copied)
+
+
+def test_a_module_that_has_the_functions_by_name_has_the_new_ones_until_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from megatron.core.optimizer import clip_grads
+
+    theirs = ModuleType("theirs")
+    original = clip_grads.clip_grad_by_total_norm_fp32
+    theirs.clip_grad_by_total_norm_fp32 = original  # type: ignore[attr-defined]
+    theirs.get_grad_norm_fp32 = clip_grads.get_grad_norm_fp32  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "theirs", theirs)
+    late, copied = pairs()
+    with Substitutions() as stack:
+        take_late_gradients(stack)
+        theirs.clip_grad_by_total_norm_fp32(late, 0.5, 3.0)
+        later = object()
+        theirs.get_grad_norm_fp32 = later  # type: ignore[attr-defined]
+    original(copied, 0.5, 3.0)
+    assert [len(gradient.clips) for gradient in gradients(late)] == [1, 1, 1]
+    widen(late)
+    assert same(late, copied)
+    assert theirs.clip_grad_by_total_norm_fp32 is clip_grads.clip_grad_by_total_norm_fp32 is original
+    assert theirs.get_grad_norm_fp32 is later
 
 
 @pytest.mark.parametrize("same_in_bf16", [True, False])
@@ -107,7 +142,6 @@ def test_a_kernel_over_the_list_gets_bf16_only_where_its_norm_is_the_same(
         return total + (not same_in_bf16 and lists[0][0].dtype == torch.bfloat16), None
 
     monkeypatch.setattr(clip_grads, "l2_norm_impl", kernel)
-    late_gradients._norm_is_the_same_in_bf16.cache_clear()
     late, copied = pairs()
     given = for_norm(gradients(late))
     assert {tensor.dtype for tensor in given} == {torch.bfloat16 if same_in_bf16 else torch.float32}
@@ -116,7 +150,19 @@ def test_a_kernel_over_the_list_gets_bf16_only_where_its_norm_is_the_same(
     # Kernels take the dtype of a list's first tensor for all of them.
     mixed = for_norm([*gradients(copied), *gradients(late)])
     assert {tensor.dtype for tensor in mixed} == {torch.float32}
-    late_gradients._norm_is_the_same_in_bf16.cache_clear()
+
+
+def test_a_kernel_that_takes_fp32_alone_gets_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.optimizer import clip_grads
+
+    def kernel(_chunk: int, _flag: Any, lists: list[list[torch.Tensor]], _per_tensor: bool) -> Any:
+        if lists[0][0].dtype != torch.float32:
+            raise RuntimeError("not implemented for bfloat16")
+        return torch.ones(1), None
+
+    monkeypatch.setattr(clip_grads, "l2_norm_impl", kernel)
+    late, copied = pairs()
+    assert all(map(torch.equal, for_norm(gradients(late)), gradients(copied)))
 
 
 def test_a_kernel_gets_tensors_aligned_as_their_copies_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +174,6 @@ def test_a_kernel_gets_tensors_aligned_as_their_copies_are(monkeypatch: pytest.M
     (given,) = for_norm([shifted])
     assert torch.equal(given, buffer[1:])
     assert given.data_ptr() % 8 == 0
-    late_gradients._norm_is_the_same_in_bf16.cache_clear()
 
 
 def test_without_late_gradients_nothing_changes(taken: None) -> None:

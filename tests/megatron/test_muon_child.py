@@ -249,6 +249,48 @@ def test_a_read_of_masters_while_gradients_are_ready_shows_nan(base: Any, settin
         child.offloader.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_that_is_prepared_and_not_taken_leaves_the_state_as_it_was(
+    base: Any, settings: OffloadSettings, dtype: torch.dtype
+) -> None:
+    class Watching(base):  # type: ignore[misc]
+        """Notes what masters a loaded state is copied to."""
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            assert state_dict == {}
+            saved.append([each.clone() for group in self.fp32_from_float16_groups for each in group])
+
+    saved: list[list[torch.Tensor]] = []
+    parameters = make_model()
+    child = offloaded(Watching, settings, parameters)
+    try:
+        step(child, parameters, 0)
+        child.offloader.synchronize()
+        before = [master.detach().clone() for master in masters_of(parameters)]
+        for forget in (
+            lambda: child.zero_grad(set_to_none=False),
+            lambda: None,
+            lambda: child.load_state_dict({}),
+        ):
+            give_gradients(parameters, 1, dtype)
+            assert child.prepare_grads() is False
+            forget()
+            saved.append([each for group in child.state_dict()["fp32_from_fp16_params"] for each in group])
+            assert all(all(map(torch.equal, each, before)) for each in saved)
+            child.zero_grad()
+            assert all(map(torch.equal, masters_of(parameters), before))
+        # A state that is read between the two does not stop the step.
+        give_gradients(parameters, 1, dtype)
+        child.prepare_grads()
+        child.state_dict()
+        assert len(saved) == 4
+        assert child.step_with_ready_grads()
+        child.offloader.synchronize()
+        assert not any(map(torch.equal, masters_of(parameters), before))
+    finally:
+        child.offloader.close()
+
+
 def test_masters_are_born_chunk_by_chunk(base: Any, settings: OffloadSettings) -> None:
     alive: list[int] = []
 
