@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -114,9 +115,13 @@ def create_folder(config: Config, *, now: datetime, base: Path) -> RunFolder:
     folder = planned_folder(config, now=now, base=base)
     try:
         folder = _claim_fresh(folder) if config.run.directory is None else _claim_named(folder)
+    except OSError as error:
+        raise _not_made(config, folder, error) from error
+    try:
         for sub in (folder.logs, folder.metrics, folder.reports):
             sub.mkdir()
     except OSError as error:
+        _empty(folder)
         raise _not_made(config, folder, error) from error
     return folder
 
@@ -140,10 +145,18 @@ def begin_folder(
         save_config(config, folder.resolved)
         folder.write_script(script(folder))
     except OSError as error:
-        for made in folder.root.iterdir():
-            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        _empty(folder)
         raise _not_made(config, folder, error) from error
     return folder
+
+
+def _empty(folder: RunFolder) -> None:
+    """Remove what was made in a folder, as far as that can be done."""
+    for made in (folder.logs, folder.metrics, folder.reports):
+        shutil.rmtree(made, ignore_errors=True)
+    for file in (folder.script, *folder.root.glob(f"{folder.resolved.name}*")):
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
 
 
 def _not_made(config: Config, folder: RunFolder, error: OSError) -> UserError:

@@ -19,7 +19,7 @@ from muon_offload_cli.checkpoints.names import SAVING, step_folder
 from muon_offload_cli.checkpoints.seal import FileSeal, Seal, seal_file
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import shapes_of
-from muon_offload_cli.errors import UserError, does_not_fit, override
+from muon_offload_cli.errors import UserError, does_not_fit, override, wrong
 from muon_offload_cli.machine.resident import resident_growth
 from muon_offload_cli.megatron.adam_state import collect_one_at_a_time
 from muon_offload_cli.megatron.checkpoint_io import Incoming, Outgoing
@@ -192,6 +192,13 @@ class Checkpoints:
             return load()
         began = time.perf_counter()
         folder = step_folder(Path(resume.source), resume.step)
+        if len(chosen := set(_gathered(resume.step))) > 1:
+            # Each node's launcher chooses, and a run before this one may just have ended its last save.
+            raise wrong(
+                f"resume={resume.source} was at different steps when the nodes looked: {sorted(chosen)}.",
+                "start all nodes again, or name a step: resume.step=N",
+                "resume.source",
+            )
         with resident_growth() as growth, self._sources() as sources, Substitutions() as stack:
             Incoming(folder, Seal.read(folder), sources, self._settle_late(stack)).replace_in(stack)
             collect_one_at_a_time(stack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+import traceback
 from typing import Any, NoReturn
 
 import torch
@@ -123,6 +124,8 @@ def validated_arguments(config: Config) -> Any:
     except (AssertionError, ValueError) as error:
         if not config.megatron.args:
             raise
+        # A user's error has no traceback, and the fault may be another's.
+        traceback.print_exc()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise wrong(
             f"Megatron refuses the flags of this run together: {reason}.",

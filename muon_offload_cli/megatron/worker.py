@@ -98,8 +98,8 @@ def _log_to(path: Path) -> None:
         stream = getattr(sys, name)
         stream.flush()
         os.dup2(descriptor, stream.fileno())
-        log: Any = _Log(stream.fileno(), "wb", closefd=False)
-        setattr(sys, name, io.TextIOWrapper(log, "utf-8", "backslashreplace", write_through=True))
+        log = io.BufferedWriter(_Log(stream.fileno(), "wb", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(log, "utf-8", "backslashreplace", line_buffering=True))
     os.close(descriptor)
 
 

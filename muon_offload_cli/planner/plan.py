@@ -222,6 +222,8 @@ class Planner:
                     settings=settings,
                     item_bytes=self._item_bytes,
                     bf16_gradients=has_flag(self._config, "grad_reduce_in_bf16"),
+                    widened_at_once=has_flag(self._config, "log_num_zeros_in_grad")
+                    or not self._config.megatron.param_layout,
                 )
             figures[place] = planned[key]
         return figures

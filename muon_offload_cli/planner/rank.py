@@ -58,8 +58,8 @@ class RankFigures:
         gradient_bytes: Device memory of the gradients.
         gradient_copy_bytes: Device memory of fp32 copies of gradients while the rank steps: those of all that
             Adam steps, made before the first chunk and gone after the step, and those of one chunk of
-            Muon's; with ``none``, and with ``mapped`` (which Megatron's own offloader may serve), all of
-            Muon's as well. 0 where gradients are fp32 themselves.
+            Muon's; all of Muon's as well with ``none``, with ``mapped`` (which Megatron's own offloader may
+            serve), and where they are widened at once. 0 where gradients are fp32 themselves.
         adam_state_bytes: Device memory of Adam's state.
         chunks: Chunks of the plan.
         chunks_on_disk: Those of them that live on disk.
@@ -129,6 +129,7 @@ def rank_figures(
     settings: OffloadSettings,
     item_bytes: int = 2 * STATE_BYTES,
     bf16_gradients: bool = False,
+    widened_at_once: bool = False,
 ) -> RankFigures:
     """Plan one rank.
 
@@ -139,6 +140,7 @@ def rank_figures(
         settings: What the offloader will be told; engine ``none`` moves nothing.
         item_bytes: What `muon_state_bytes` returns.
         bf16_gradients: Megatron is told ``--grad-reduce-in-bf16``.
+        widened_at_once: The norm, or a count, may need fp32 copies of all of them at the same time.
     """
     muon = sum(tensor.numel for tensor in owned)
     second_moments = item_bytes > 2 * STATE_BYTES
@@ -165,7 +167,7 @@ def rank_figures(
         window_bytes=sum(windows),
         weight_bytes=held_elements * WEIGHT_BYTES,
         gradient_bytes=held_elements * (BF16_GRADIENT_BYTES if bf16_gradients else GRADIENT_BYTES),
-        gradient_copy_bytes=(_widened(plan, muon, settings) + adam_elements)
+        gradient_copy_bytes=(_widened(plan, muon, settings.engine, at_once=widened_at_once) + adam_elements)
         * GRADIENT_BYTES
         * bf16_gradients,
         adam_state_bytes=adam_elements * ADAM_STATE_BYTES,
@@ -189,9 +191,9 @@ def _file_maps(disk: int, files: int, *, mapped: bool) -> int:
     return Stripes(size=disk, files=files).count + files * mapped
 
 
-def _widened(plan: ChunkPlan, muon: int, settings: OffloadSettings) -> int:
+def _widened(plan: ChunkPlan, muon: int, engine: str, *, at_once: bool) -> int:
     """Count Muon's elements whose gradients exist in fp32 at once (see megatron/late_gradients.py)."""
-    if settings.engine in ("none", "mapped"):
+    if engine in ("none", "mapped") or at_once:
         return muon
     masters = (sum(slot.nbytes for slot in chunk.masters) for chunk in plan.chunks)
     return max(masters, default=0) // STATE_BYTES

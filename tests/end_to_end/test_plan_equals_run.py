@@ -75,8 +75,8 @@ def test_what_megatron_cannot_build_is_told_with_its_reason(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["recipe=tiny", "device=cpu", "data=mock", *state(directory), "--ranks", "0"]
-    wrong = "megatron.args.position_embedding_type=nope"
+    wrong = "megatron.args.position_embedding_type=mrope"
     assert main.run(["disk-plan", "--exact", *words, wrong]) == 2
     captured = capsys.readouterr()
-    assert "Megatron cannot build the model tiny_moe: argument --position-embedding-type" in captured.err
+    assert "Megatron cannot build the model tiny_moe: --mrope-section" in captured.err
     assert "Traceback" not in captured.err

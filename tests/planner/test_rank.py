@@ -114,18 +114,30 @@ def test_engines_differ_in_where_state_and_buffers_are() -> None:
     assert host.each_way_bytes == none.each_way_bytes == mapped.each_way_behind_bytes == 0
 
 
-@pytest.mark.parametrize("engine", ["disk", "host", "mapped", "none"])
-def test_bf16_gradients_are_half_as_large_and_copied_in_fp32_while_a_rank_steps(engine: str) -> None:
-    words = ("model=tiny_dense", "parallel=data", "launcher=two_ranks", f"offload={engine}")
+@pytest.mark.parametrize(
+    ("engine", "more", "at_once"),
+    [
+        ("disk", (), False),
+        ("host", (), False),
+        ("mapped", (), True),
+        ("none", (), True),
+        ("disk", ("megatron.param_layout=false",), True),
+        ("disk", ("megatron.args.log_num_zeros_in_grad=true",), True),
+    ],
+)
+def test_bf16_gradients_are_half_as_large_and_copied_in_fp32_while_a_rank_steps(
+    engine: str, more: tuple[str, ...], at_once: bool
+) -> None:
+    words = ("model=tiny_dense", "parallel=data", "launcher=two_ranks", f"offload={engine}", *more)
     words += ("offload.chunk_mb=4",) if engine != "none" else ()
     plain, bf16 = (
-        planner("tiny", *words, *more).plan().heaviest.figures
-        for more in ((), ("megatron.args.grad-reduce-in-bf16=true",))
+        planner("tiny", *words, *narrow).plan().heaviest.figures
+        for narrow in ((), ("megatron.args.grad-reduce-in-bf16=true",))
     )
     assert (plain.gradient_bytes, plain.gradient_copy_bytes) == (4 * plain.parameters, 0)
     assert bf16.gradient_bytes == 2 * bf16.parameters
     muons = bf16.gradient_copy_bytes - 4 * bf16.adam_parameters
-    if engine in ("none", "mapped"):
+    if at_once:
         assert muons == 4 * bf16.muon_parameters
     else:
         # Half of a chunk's state is master weights.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Set
+from pathlib import Path
 
+from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.rules.directory import FOLDERS, PSEUDO_KINDS
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import conflicting_flags
 from muon_offload_cli.config.schema import Config
-from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.errors import Problem
 from muon_offload_cli.units import format_bytes
 
 UNSERVED: dict[str, str] = {
@@ -65,17 +67,21 @@ def nowhere(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
         )
 
 
-@rule(name="checkpoint-apart", reason="A run's own folder must be empty, and one with checkpoints never is.")
+@rule(name="checkpoint-apart", reason="A run's own folder must be empty when it begins.")
 def apart(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
-    """Warn of one folder for checkpoints and for the run itself: no second run could go on from the first."""
+    """Refuse checkpoints in the run's own folder: no other run could go on from them there."""
     saving, own = config.checkpoint.directory, config.run.directory
-    if saving and own and config.launcher.nodes == 1 and os.path.normpath(saving) == os.path.normpath(own):
+    if not saving or not own:
+        return
+    folder, inside = (Path(os.path.normpath(Path.cwd() / from_home(given))) for given in (own, saving))
+    if config.launcher.nodes > 1:
+        folder /= f"node_{config.launcher.node_rank}"
+    if inside.is_relative_to(folder):
         yield Problem(
-            what=f"run.directory={own} is checkpoint.directory too: the run that goes on from these "
-            "checkpoints would be refused, because its folder is not empty.",
+            what=f"checkpoint.directory={saving} is in run.directory={own}, which must be empty when a run "
+            "begins: the run that goes on from these checkpoints would be refused.",
             fix="run.directory=null",
             keys=("run.directory", "checkpoint.directory"),
-            level=Level.WARNING,
         )
 
 

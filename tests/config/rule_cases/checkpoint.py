@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from muon_offload_cli.checkpoints.room import Coming
 from muon_offload_cli.config.rules import MachineFacts, PlannedFacts
-from muon_offload_cli.errors import Level
 from tests.config.rule_cases.case import Case, in_folders, on_disk
 
 SAVED = "checkpoint.directory=/c"
@@ -48,7 +47,11 @@ CASES = [
         "checkpoint-apart",
         "checkpoint.directory=/c/a run.directory=/c/./a",
         "checkpoint.directory=/c run.directory=/c/a",
-        level=Level.WARNING,
+    ),
+    Case(
+        "checkpoint-apart",
+        "checkpoint.directory=r/saved run.directory=r",
+        "checkpoint.directory=r-saved run.directory=r",
     ),
     Case("weights-only", "resume.weights_only=true", "resume.weights_only=true resume=/c"),
     Case(
