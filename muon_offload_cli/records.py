@@ -94,7 +94,7 @@ class RankReport:
         notes: Sentences that a person should see (a fallback, for example).
         steps: Optimizer steps taken.
         last_step: Number of the last step, or of the step resumed from if none was taken since.
-        steps_from_backend: Steps whose Muon state was taken from `engine` in full.
+        steps_from_backend: Steps whose Muon state was taken from `engine` in full, and skipped ones.
         saves: Checkpoints saved.
         saved_step: Step of the newest one.
         save_flush_s: Seconds that the newest save waited for write-back.

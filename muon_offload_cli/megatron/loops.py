@@ -41,6 +41,7 @@ class LoopListener:
                     loss=_mean_loss(given["loss_dict"]),
                     grad_norm=given.get("grad_norm"),
                     learning_rate=given.get("learning_rate"),
+                    skipped=bool(given.get("skipped_iter")),
                 )
             return log(*args, **kwargs)
 
@@ -86,7 +87,8 @@ class LoopListener:
             if optimizer is observer.optimizer:
                 rate = next((group.get("lr") for group in optimizer.param_groups), None)
                 last = observer.report.last_step
-                observer.step(last + 1, loss=None, grad_norm=result[1], learning_rate=rate)
+                taken, norm, _ = result
+                observer.step(last + 1, loss=None, grad_norm=norm, learning_rate=rate, skipped=not taken)
             return result
 
         stack.replace(ChainedOptimizer, "step", step_and_record)

@@ -52,6 +52,7 @@ class Observer:
         self._model_peak = 0
         self._last = time.perf_counter()
         self._totals = (0, 0, 0.0, 0.0)
+        self._skipped = 0
 
     def built(self, optimizer: Any) -> None:
         """Take note of a Muon optimizer whose state was offloaded."""
@@ -126,8 +127,25 @@ class Observer:
             sum(offloader.io_busy_s for offloader in self._offloaders),
         )
 
-    def step(self, step: int, *, loss: float | None, grad_norm: Any, learning_rate: float | None) -> None:
-        """Record a step that was taken."""
+    def step(
+        self,
+        step: int,
+        *,
+        loss: float | None,
+        grad_norm: Any,
+        learning_rate: float | None,
+        skipped: bool = False,
+    ) -> None:
+        """Record a step.
+
+        Args:
+            step: Its number.
+            loss: Mean loss; None where it is not known.
+            grad_norm: Norm of the gradients, before clipping.
+            learning_rate: Of the first group.
+            skipped: Megatron left the weights as they were, for the norm was too large or not finite. Such a
+                step needs no state, from wherever.
+        """
         now = time.perf_counter()
         totals = self._count()
         # Megatron's own offloader takes momenta off the device from the first step on.
@@ -138,6 +156,8 @@ class Observer:
         sweeps = min((offloader.sweeps for offloader in counted), default=0)
         self.report.steps += 1
         self.report.last_step = step
+        self._skipped += skipped
+        sweeps += self._skipped * bool(self._offloaders)
         from_backend = sweeps > self.report.steps_from_backend
         read, written, wait_s, busy_s = (
             now - before for now, before in zip(totals, self._totals, strict=True)

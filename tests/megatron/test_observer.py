@@ -36,7 +36,9 @@ class Loop:
         muon.param_groups = [{"params": self.parameters}]
         self.logged: list[int] = []
 
-        def training_log(loss_dict: Any, learning_rate: Any, iteration: int, grad_norm: Any) -> str:
+        def training_log(
+            loss_dict: Any, learning_rate: Any, iteration: int, skipped_iter: int, grad_norm: Any
+        ) -> str:
             self.logged.append(iteration)
             return "logged"
 
@@ -50,9 +52,9 @@ class Loop:
     def build(self) -> None:
         self.module.setup_model_and_optimizer()
 
-    def step(self, number: int, loss: float | None = 2.5) -> None:
+    def step(self, number: int, loss: float | None = 2.5, skipped: int = 0) -> None:
         losses = {} if loss is None else {"lm loss": torch.tensor(loss)}
-        assert self.module.training_log(losses, 0.1, number, grad_norm=1.5) == "logged"
+        assert self.module.training_log(losses, 0.1, number, skipped, grad_norm=1.5) == "logged"
 
 
 @pytest.fixture
@@ -75,6 +77,25 @@ def observe(tmp_path: Path, engine: str) -> Observer:
 
 def records(tmp_path: Path) -> list[StepRecord]:
     return [StepRecord.from_json(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_step_that_megatron_skips_needs_no_state(
+    tmp_path: Path, loop: Loop, offloader: StateOffloader
+) -> None:
+    observer = observe(tmp_path, "disk")
+    with Substitutions() as stack:
+        LoopListener(observer, stack)
+        fill(offloader)
+        observer.built(SimpleNamespace(offloader=offloader))
+        loop.build()
+        for number, skipped in ((1, 0), (2, 1), (3, 0), (4, 0)):
+            if number in (1, 3):
+                sweep(offloader, number)
+                offloader.synchronize()
+            loop.step(number, skipped=skipped)
+        observer.close()
+    assert (observer.report.steps, observer.report.steps_from_backend) == (4, 3)
+    assert [step.engine for step in records(tmp_path)] == ["disk", "disk", "disk", "none"]
 
 
 def test_training_goes_on_where_neither_metrics_nor_reports_can_be_written(
