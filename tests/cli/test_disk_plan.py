@@ -16,17 +16,16 @@ import pytest
 
 from muon_offload_cli.checkpoints.listing import interrupted_bytes
 from muon_offload_cli.checkpoints.names import SAVING, step_folder
-from muon_offload_cli.cli import bench_disk, main, planning
+from muon_offload_cli.cli import bench_disk, main
 from muon_offload_cli.cli.exact import compare_rank
-from muon_offload_cli.cli.prepare import judge
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.machine import filesystem
 from muon_offload_cli.machine.drives import recall
-from muon_offload_cli.units import GIB, MIB, format_bytes
+from muon_offload_cli.units import MIB, format_bytes
 from tests.checkpoints import forged
 from tests.fakes.drive import directory_on_a_drive
 from tests.fakes.fake_torchrun import HANG_S
-from tests.planner.plans import config, planner
+from tests.planner.plans import planner
 
 RECIPE = "recipe=tiny"
 Figures = namedtuple("Figures", "f_blocks f_frsize f_bavail f_flag")
@@ -377,25 +376,3 @@ def test_the_fastest_pair_is_chosen_and_threads_are_advised_where_they_gain_much
 def test_a_nearly_full_drive_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["bench-disk", str(tmp_path)]) == 3
     assert "so that the drive is not filled" in capsys.readouterr().err
-
-
-def test_transformer_engine_is_looked_for_only_where_a_gpu_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: object())
-    run_config = config("tiny")
-    assert planning.layers_of(run_config) is planning.Layers.LOCAL
-    run_config.device = planning.Device.cuda
-    assert planning.layers_of(run_config) is planning.Layers.TRANSFORMER_ENGINE
-    run_config.megatron.args["transformer-impl"] = "local"
-    assert planning.layers_of(run_config) is planning.Layers.LOCAL
-
-
-@pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_auto_leaves_ranks_on_cpus_what_the_rules_count_for_want_of_gpus(
-    monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
-    monkeypatch.setattr(planning.memory, "inspect", lambda *_: planning.memory.of_size(80 * GIB))
-    monkeypatch.setattr("muon_offload_cli.cli.prepare.gpu_count", lambda: 0)
-    words = ["recipe=qwen3_4b", "cluster=local", f"device={device}", "offload.host_memory_gb=auto"]
-    judged = judge(words, [], here=False)
-    assert 0 < (judged.config.offload.host_memory_gib or 0) < 10
-    assert "host-headroom" not in {problem.rule for problem in judged.problems}

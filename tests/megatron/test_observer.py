@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,18 @@ def observe(tmp_path: Path, engine: str) -> Observer:
     return Observer(RankReport(rank=0), tmp_path / "report.json", tmp_path / "metrics.jsonl", engine)
 
 
+@contextmanager
+def watched(tmp_path: Path, loop: Loop, offloader: StateOffloader) -> Iterator[Observer]:
+    """Observe a loop whose optimizer has its state on disk."""
+    observer = observe(tmp_path, "disk")
+    with Substitutions() as stack:
+        LoopListener(observer, stack)
+        fill(offloader)
+        observer.built(SimpleNamespace(offloader=offloader))
+        loop.build()
+        yield observer
+
+
 def records(tmp_path: Path) -> list[StepRecord]:
     return [StepRecord.from_json(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
@@ -82,12 +95,7 @@ def records(tmp_path: Path) -> list[StepRecord]:
 def test_a_step_that_megatron_skips_needs_no_state(
     tmp_path: Path, loop: Loop, offloader: StateOffloader
 ) -> None:
-    observer = observe(tmp_path, "disk")
-    with Substitutions() as stack:
-        LoopListener(observer, stack)
-        fill(offloader)
-        observer.built(SimpleNamespace(offloader=offloader))
-        loop.build()
+    with watched(tmp_path, loop, offloader) as observer:
         for number, skipped in ((1, 0), (2, 1), (3, 0), (4, 0)):
             if number in (1, 3):
                 sweep(offloader, number)
@@ -119,12 +127,7 @@ def test_training_goes_on_where_neither_metrics_nor_reports_can_be_written(
 def test_each_step_that_swept_counts_as_taken_from_the_backend(
     tmp_path: Path, loop: Loop, offloader: StateOffloader, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    observer = observe(tmp_path, "disk")
-    with Substitutions() as stack:
-        LoopListener(observer, stack)
-        fill(offloader)
-        observer.built(SimpleNamespace(offloader=offloader))
-        loop.build()
+    with watched(tmp_path, loop, offloader) as observer:
         for number in (1, 2, 3):
             if number != 2:
                 sweep(offloader, number)
