@@ -88,11 +88,12 @@ def compose(
 
     parts = dict(leaves(_compose_parts({**defaults, **asked.parts})))
     problems += _hidden_parts(asked, options, parts, recipe_values, path)
-    values: dict[str, Any] = {**parts, **recipe_values, "recipe": path.stem}
+    own_values = {**recipe_values, "recipe": path.stem}
+    values: dict[str, Any] = {**parts, **own_values}
     given = values.keys() | asked.values.keys()
     pretrained = _pretrained({**values, **asked.values}, problems)
     if pretrained is not None:
-        values = {**pretrained.values(), **values}
+        values = {**pretrained.values(), **parts, **pretrained.released(), **own_values}
     config = typed_config(values, asked.values, path, problems)
     written = _written(asked, recipe_values)
     own = {key: values[key] for key in asked.values if key in values}

@@ -37,8 +37,11 @@ class HfModel:
 
     def values(self) -> dict[str, Any]:
         """Return every value by dotted key, for keys that nothing else gives."""
-        found = {**self.architecture.advised, **self.architecture.fixed}
-        return {"model.name": self.folder.name, **{f"model.{key}": value for key, value in found.items()}}
+        return {"model.name": self.folder.name, **_keyed(self.architecture.advised | self.architecture.fixed)}
+
+    def released(self) -> dict[str, Any]:
+        """Return by dotted key what goes before the values of a part, though not before a recipe's own."""
+        return _keyed(self.architecture.released)
 
     def contradictions(self, config: Config, given: Set[str]) -> Iterator[Problem]:
         """Yield the keys given by a recipe, its parts or the command line that the file contradicts.
@@ -69,6 +72,10 @@ def read_model(given: str) -> HfModel:
     """
     folder = hf_folder(given)
     return HfModel(folder=folder, architecture=read_architecture(read_hf_file(folder)))
+
+
+def _keyed(values: dict[str, Any]) -> dict[str, Any]:
+    return {f"model.{key}": value for key, value in values.items()}
 
 
 def _same(model: ModelConfig, name: str, own: Any, value: Any) -> bool:

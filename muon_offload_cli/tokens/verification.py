@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 
 from muon_offload_cli.config.locations import from_home
-from muon_offload_cli.config.schema import Config, DataSource, ParallelConfig
+from muon_offload_cli.config.rules.topology import length_step
+from muon_offload_cli.config.schema import Config, DataSource
 from muon_offload_cli.config.vocabulary import tokenizer_folder, vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, wrong
 from muon_offload_cli.tokens.indexed_pair import check_pair, read_spans
@@ -75,13 +75,6 @@ def shortest_sequence(config: Config) -> int:
     return 0 if prefix is None else int(read_spans(prefix).first_counted().min())
 
 
-def _length_step(parallel: ParallelConfig) -> int:
-    """Return what sequence lengths must be a multiple of; see the rules ``sequence-parallel`` and ``-cp``."""
-    return math.lcm(
-        parallel.tp if parallel.sequence_parallel else 1, 2 * parallel.cp if parallel.cp > 1 else 1
-    )
-
-
 def _lengths(config: Config, prefix: Path) -> list[Problem]:
     sequence_length = config.train.sequence_length
     spans = read_spans(prefix)
@@ -90,7 +83,7 @@ def _lengths(config: Config, prefix: Path) -> list[Problem]:
     silent = int(np.count_nonzero(firsts > sequence_length))
     cut = int(np.count_nonzero(totals > sequence_length + 1)) - silent
     keys = ("train.sequence_length",)
-    enough = f"train.sequence_length={round_up(int(totals.max()) - 1, _length_step(config.parallel))}"
+    enough = f"train.sequence_length={round_up(int(totals.max()) - 1, length_step(config.parallel))}"
     if silent == len(totals):
         raise wrong(
             f"train.sequence_length={sequence_length}: every prompt is longer than that, so that no response "
