@@ -19,6 +19,7 @@ from muon_offload_cli.config.keys import (
     is_known,
     is_text,
     leaf_types,
+    misspelt_section,
     nearest,
     nearest_key,
     section_names,
@@ -87,6 +88,7 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
 
     parser = OverridesParser.create()
     result = Overrides()
+    misspelt: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for word in map(spelled_out, words):
         problem = _refused_form(word, options)
         if problem is not None:
@@ -95,7 +97,11 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
         key, _, text = word.partition("=")
         key = _normalised(key)
         if (problem := check_key(key, options)) is not None:
-            result.problems.append(problem)
+            found = misspelt_section(key)
+            if found is not None and is_known(renamed := found[1] + key.removeprefix(found[0])):
+                misspelt.setdefault(found, []).append((key, shlex.quote(f"{renamed}={text}")))
+            else:
+                result.problems.append(problem)
             continue
         try:
             # The key was checked above; the grammar is asked for the value alone, under a key it accepts.
@@ -114,6 +120,10 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
             # A text such as 1_0 or true is meant as it is written, and not as the number that it could be.
             written = is_text(key) and isinstance(value, int | float)
             result.values[key] = text.strip() if written else value
+    for (section, meant), words_of_it in misspelt.items():
+        keys, fixed = zip(*words_of_it, strict=True)
+        what = f"there is no section {short(section)!r} ({', '.join(map(short, keys))}): {meant} is meant."
+        result.problems.append(Problem(what=what, fix=" ".join(fixed), keys=(*keys, meant)))
     return result
 
 
