@@ -16,9 +16,12 @@ from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.rules.machine import wants_more_gpus
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
+from muon_offload_cli.launch.folder import demand_own
 from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.machine.devices import gpu_count
 from muon_offload_cli.tokens.verification import look_at_data
+
+RUN = "run.directory"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +105,9 @@ def judge(
         planned=planned if room else replace(planned, directory_bytes=(), checkpoint_bytes=None),
         data_problems=look_at_data(config),
     )
+    if not room:
+        # Nothing is started, so no run needs a folder.
+        facts = replace(facts, folders={key: each for key, each in facts.folders.items() if key != RUN})
     if local and wants_more_gpus(config, facts):
         told, fix = layouts_here(
             config,
@@ -111,6 +117,11 @@ def judge(
         )
         facts = replace(facts, layouts_told=told, layouts_fix=fix)
     problems = check(config, composition.written, facts, here=local, own=composition.own)
+    if local and room and not any(RUN in each.keys for each in refuses(problems)):
+        try:
+            demand_own(config, base=Path.cwd())
+        except UserError as error:
+            problems += error.problems
     asked, chosen = config, list[Problem]()
     if local and not _resumes_wrongly(problems):
         try:

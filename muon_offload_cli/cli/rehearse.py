@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from datetime import datetime
 from json import dumps
 from pathlib import Path
@@ -46,6 +47,7 @@ from muon_offload_cli.launch.verdict import TRAINING_FAILED
 from muon_offload_cli.machine import memory
 from muon_offload_cli.tokens.verification import look_at_data, shortest_sequence, write_tokens
 
+CACHE = "data.cache_directory"
 # What a host-memory budget of a real node becomes: some chunks stay in memory, as they would there.
 HOST_MEMORY_GB = "0.001"
 
@@ -138,6 +140,8 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> tuple
         small.config.offload.host_memory_gb = HOST_MEMORY_GB
     resolve_directory(small.config)
     facts = gather_facts(small.config, probe=False)
+    # No leg writes into the others.
+    facts = replace(facts, folders={key: each for key, each in facts.folders.items() if key == CACHE})
     problems = check(small.config, frozenset(), facts)
     _refuse(problems)
     write_tokens(small.config)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.inputs import look_at_file, look_at_pretrained, look_at_script, megatron_beside
-from muon_offload_cli.config.locations import default_offload_directory, from_home
+from muon_offload_cli.config.locations import default_offload_directory, default_runs_directory, from_home
 from muon_offload_cli.config.probing import ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
 from muon_offload_cli.config.rules.directory import ELSEWHERE, FOLDERS, KEY, PSEUDO_KINDS, uses_directory
@@ -109,10 +109,12 @@ def _directories(config: Config, problems: list[Problem]) -> list[Path]:
 
 
 def _folders(config: Config, problems: list[Problem]) -> dict[str, DirectoryFacts]:
-    """Look at the other folders that the run names and writes into, by key."""
+    """Look at the other folders that the run writes into, by key: those that it names, and its own."""
     found: dict[str, DirectoryFacts] = {}
     for key in FOLDERS:
         given = value_of(config, key)
+        if given is None and key == "run.directory":
+            given = str(default_runs_directory(config.recipe))
         unread = key == "data.cache_directory" and config.data.source not in BYTE_SOURCES
         if not given or unread:  # A rule refuses empty ones.
             continue

@@ -61,6 +61,11 @@ def group_options() -> dict[str, dict[str, Path]]:
     }
 
 
+def default_runs_directory(recipe: str) -> Path:
+    """Return where, below the working folder, a recipe's runs are if `run.directory` is null."""
+    return Path("runs") / recipe
+
+
 def default_offload_directory() -> Path:
     """Return where state goes if `offload.directory` is null.
 
