@@ -116,7 +116,9 @@ def judge(
             disk_bytes=_room_on_drives(facts),
         )
         facts = replace(facts, layouts_told=told, layouts_fix=fix)
-    problems = check(config, composition.written, facts, here=local, own=composition.own)
+    problems = check(
+        config, composition.written, facts, here=local, own=composition.own, from_file=composition.from_file
+    )
     if local and room and not any(RUN in each.keys for each in refuses(problems)):
         try:
             demand_own(config, base=Path.cwd())

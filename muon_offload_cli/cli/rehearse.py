@@ -134,7 +134,11 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> tuple
     composition = compose(recipe, overrides, recipe_directories)
     real = composition.config
     facts = gather_facts(real, probe=needs_probe(real, here=False), data_problems=look_at_data(real))
-    _refuse(check(real, composition.written, facts, here=False, own=composition.own))
+    _refuse(
+        check(
+            real, composition.written, facts, here=False, own=composition.own, from_file=composition.from_file
+        )
+    )
     small = rehearse(real, shortest=shortest_sequence(real))
     if small.config.offload.host_memory_gib != 0:
         small.config.offload.host_memory_gb = HOST_MEMORY_GB

@@ -43,13 +43,26 @@ class HfModel:
         """Return by dotted key what goes before the values of a part, though not before a recipe's own."""
         return _keyed(self.architecture.released)
 
-    def contradictions(self, config: Config, given: Set[str]) -> Iterator[Problem]:
+    def places(self) -> dict[str, str]:
+        """Return by dotted key the place in the file of each value that weights need."""
+        return {
+            f"model.{key}": f"{name} in {self.folder / CONFIG}"
+            for key, name in self.architecture.names.items()
+        }
+
+    def decided(self) -> dict[str, str]:
+        """Return `places` of the keys that can have no other value."""
+        return {key: place for key, place in self.places().items() if key != f"model.{_MAY_GO}"}
+
+    def contradictions(self, config: Config, given: Set[str], written: Set[str]) -> Iterator[Problem]:
         """Yield the keys given by a recipe, its parts or the command line that the file contradicts.
 
         Args:
             config: The composed run.
             given: Keys that are not filled from the file.
+            written: Those of them that no part gives, and that no other part would take away.
         """
+        places, other = self.places(), f"or model={PART} to take every number from the file"
         for name, value in self.architecture.fixed.items():
             key = f"model.{name}"
             own = value_of(config, key)
@@ -57,9 +70,8 @@ class HfModel:
             if key not in given or left_out or _same(config.model, name, own, value):
                 continue
             yield Problem(
-                what=f"{key}={spelled(own)}, and {self.architecture.names[name]} in "
-                f"{self.folder / CONFIG} makes it {spelled(value)}.",
-                fix=f"{key}={spelled(value)}, or model={PART} to take every number from the file",
+                what=f"{key}={spelled(own)}, and {places[key]} makes it {spelled(value)}.",
+                fix=f"{key}={spelled(value)}" + (f", {other}" if key not in written else ""),
                 keys=(key, KEY),
             )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from muon_offload_cli.config.hf_file import KEY, HfFile
+from muon_offload_cli.config.hf_file import CORRECT, KEY, HfFile
 from muon_offload_cli.config.rules.settings import LARGEST
 from muon_offload_cli.errors import Problem, UserError
 
@@ -99,7 +99,7 @@ def _common(file: HfFile, found: Architecture) -> None:
     }.items():
         value, name = found.fixed[key], found.names[key]
         if value is not None and not 1 <= value <= most:
-            file.problem(f"{name}={value} in {file.path} is not between 1 and {most}")
+            file.problem(f"{name}={value} in {file.path} is not between 1 and {most}", CORRECT)
         found.fixed[key] = value if value is not None and 1 <= value <= most else 1
     found.take("norm_epsilon", file.number("rms_norm_eps"), file.name_of("rms_norm_eps"))
     positions = file.whole("max_position_embeddings", optional=True)
