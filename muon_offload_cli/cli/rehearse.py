@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from json import dumps
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import typer
 
 from muon_offload_cli.checkpoints.names import step_folder
-from muon_offload_cli.cli.train import evidence_of, script_text
+from muon_offload_cli.cli.train import asked_with, evidence_of, script_text
 from muon_offload_cli.config.changes import changes
 from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.gathering import gather_facts, resolve_directory
@@ -52,6 +52,15 @@ CACHE = "data.cache_directory"
 HOST_MEMORY_GB = "0.001"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Setting:
+    """What the legs have in common: their folder, the words of the command, and where to say what happens."""
+
+    scratch: Scratch
+    asked: Sequence[str]
+    say: Callable[[str], None]
+
+
 def rehearse_command(
     words: Sequence[str], *, recipe_directories: Sequence[Path] = (), json: bool = False
 ) -> int:
@@ -84,7 +93,14 @@ def rehearse_command(
     with scratch_folder(directory) as made:
         scratch = made.path
         try:
-            found, code = _legs(small.config, made, lambda text: _say(json, text))
+            found, code = _legs(
+                small.config,
+                _Setting(
+                    scratch=made,
+                    asked=asked_with(words, recipe_directories, "--rehearse"),
+                    say=lambda text: _say(json, text),
+                ),
+            )
         except UserError:
             # It says what to change; after any other error the logs in the folder say why.
             shutil.rmtree(scratch, ignore_errors=True)
@@ -158,21 +174,21 @@ def _refuse(problems: list[Problem]) -> None:
         raise UserError(problems=refused)
 
 
-def _legs(config: Config, made: Scratch, say: Callable[[str], None]) -> tuple[list[str], int]:
+def _legs(config: Config, setting: _Setting) -> tuple[list[str], int]:
     """Run the three legs; returns what is wrong, and the exit code if a person ended it."""
-    scratch = made.path
-    straight = _run(straight_leg(config, scratch), made, say, "straight")
+    scratch = setting.scratch.path
+    straight = _run(straight_leg(config, scratch), setting, "straight")
     if straight.interrupted_by is not None:
         return [], 128 + straight.interrupted_by
     found = shortfalls(config, straight.reports, steps=config.train.steps)
     if found or config.train.steps <= KILL_AT:
         return found, 0
-    killed = _run(killed_leg(config, scratch), made, say, "killed", kill_at=KILL_AT)
+    killed = _run(killed_leg(config, scratch), setting, "killed", kill_at=KILL_AT)
     if killed.interrupted_by is not None:
         return [], 128 + killed.interrupted_by
     if not step_folder(scratch / "checkpoints", SAVE_EVERY).is_dir():
         return ["the killed run had saved nothing"], 0
-    resumed = _run(resumed_leg(config, scratch), made, say, "resumed")
+    resumed = _run(resumed_leg(config, scratch), setting, "resumed")
     if resumed.interrupted_by is not None:
         return [], 128 + resumed.interrupted_by
     left = config.train.steps - SAVE_EVERY
@@ -180,13 +196,11 @@ def _legs(config: Config, made: Scratch, say: Callable[[str], None]) -> tuple[li
     return found or differences(straight.reports, resumed.reports), 0
 
 
-def _run(
-    leg: Config, made: Scratch, say: Callable[[str], None], name: str, *, kill_at: int | None = None
-) -> Outcome:
+def _run(leg: Config, setting: _Setting, name: str, *, kill_at: int | None = None) -> Outcome:
     """Run one leg to its end; at step `kill_at` every rank is killed as a machine that dies would do it."""
-    base = Path.cwd()
+    base, asked, say = Path.cwd(), setting.asked, setting.say
     folder = begin_folder(
-        leg, now=datetime.now(), base=base, script=lambda folder: script_text(leg, folder, base)
+        leg, now=datetime.now(), base=base, script=lambda folder: script_text(leg, folder, base, asked)
     )
     pids: dict[int, int] = {}
     seen: list[StepSeen] = []
@@ -206,7 +220,9 @@ def _run(
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    outcome = run_job(["bash", str(folder.script)], folder, local_ranks(leg), on_event, held=made.held)
+    outcome = run_job(
+        ["bash", str(folder.script)], folder, local_ranks(leg), on_event, held=setting.scratch.held
+    )
     losses = ", ".join(f"{step.loss:.4f}" for step in seen if step.loss is not None)
     say(f"  {name:<8}  {len(seen)} steps in {outcome.seconds:.0f} s, losses {losses or 'none'}")
     if outcome.exit_code != 0 and kill_at is None and outcome.interrupted_by is None:

@@ -123,7 +123,7 @@ def environment(config: Config, *, inherited: Mapping[str, str], cores: int, bas
 
 
 def script(
-    command: Sequence[str], settings: Sequence[Setting], *, metrics: Path, base: Path, title: str
+    command: Sequence[str], settings: Sequence[Setting], *, metrics: Path, base: Path, asked: Sequence[str]
 ) -> str:
     """Write a bash script that a person can paste and edit; the launcher runs this very text.
 
@@ -134,7 +134,7 @@ def script(
         settings: From `environment`.
         metrics: Folder that the ranks write their figures to.
         base: Working directory of the run, which relative paths in the configuration start from.
-        title: One line for the head of the script.
+        asked: The words of the command that the script is made for, which its head shows.
     """
     exports = []
     for setting in settings:
@@ -152,7 +152,7 @@ def script(
     taken = f"{metrics.parent} holds a run already; start another with muon-offload train"
     head = [
         "#!/usr/bin/env bash",
-        "# " + " ".join(title.split()),
+        "# " + " ".join(map(shell_word, asked)),
         "set -eu",
         f"cd {shell_word(str(base))}",
         f'if [ -n "$(ls -A {shell_word(str(metrics))})" ]; then',
