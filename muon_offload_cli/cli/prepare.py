@@ -8,7 +8,7 @@ from pathlib import Path
 
 from muon_offload_cli.cli.planning import layouts_here, plan_for_rules, settle_host_memory
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+from muon_offload_cli.config.gathering import CACHE, gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
@@ -106,8 +106,9 @@ def judge(
         data_problems=look_at_data(config),
     )
     if not room:
-        # Nothing is started, so no run needs a folder.
-        facts = replace(facts, folders={key: each for key, each in facts.folders.items() if key != RUN})
+        # Nothing is started, so no folder of a run and no tokens are written.
+        kept = {key: each for key, each in facts.folders.items() if key not in (RUN, CACHE)}
+        facts = replace(facts, folders=kept)
     if local and wants_more_gpus(config, facts):
         told, fix = layouts_here(
             config,

@@ -19,7 +19,7 @@ from muon_offload_cli.checkpoints.names import step_folder
 from muon_offload_cli.cli.train import asked_with, evidence_of, script_text
 from muon_offload_cli.config.changes import changes
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+from muon_offload_cli.config.gathering import CACHE, gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
@@ -47,7 +47,6 @@ from muon_offload_cli.launch.verdict import TRAINING_FAILED
 from muon_offload_cli.machine import memory
 from muon_offload_cli.tokens.verification import look_at_data, shortest_sequence, write_tokens
 
-CACHE = "data.cache_directory"
 # What a host-memory budget of a real node becomes: some chunks stay in memory, as they would there.
 HOST_MEMORY_GB = "0.001"
 
