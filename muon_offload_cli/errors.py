@@ -84,12 +84,39 @@ def override(key: str, value: str | Path | Sequence[str]) -> str:
     # The grammar has quotes of its own, inside the shell's; within them it takes any character.
     joined = ",".join(text if _PLAIN.fullmatch(text) else _in_quotes(text) for text in texts)
     word = f"{key}=[{joined}]" if listed else f"{key}={joined}"
-    return word if all(map(_PLAIN.fullmatch, texts)) else shlex.quote(word)
+    return word if all(map(_PLAIN.fullmatch, texts)) else shell_word(word)
 
 
 def command(*words: str | Path) -> str:
     """Write a shell command so that it can be pasted, whatever its words hold."""
-    return shlex.join(map(str, words))
+    return " ".join(shell_word(str(word)) for word in words)
+
+
+def shell_word(text: str) -> str:
+    """Quote a text so that bash takes it as it is; in printable ASCII if it holds what is not printable.
+
+    A path may hold bytes that are no text, which Python keeps as lone surrogates (PEP 383) and no terminal
+    prints.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_in_ansi_quotes, text)) + "'"
+
+
+def visible(text: str) -> str:
+    """Write control characters, and bytes that are no text, as their escapes: what is left is one line."""
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else repr(char)[1:-1]
+
+
+def _in_ansi_quotes(char: str) -> str:
+    if char.isascii() and char.isprintable():
+        return "\\" + char if char in "'\\" else char
+    escaped = "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass"
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", escaped))
 
 
 def _in_quotes(text: str) -> str:

@@ -60,9 +60,10 @@ def list_checkpoints(directory: Path) -> list[Found]:
         for folder in _entries(directory)
         if (step := step_of(folder)) is not None and _is_there(folder)
     ]
+    growing = directory / SAVING
     found += [
         _broken(folder, step, "its save was interrupted")
-        for folder in _entries(directory / SAVING)
+        for folder in (_entries(growing) if growing.is_dir() else ())
         if (step := step_of(folder)) is not None and folder.is_dir()
     ]
     return sorted(found, key=lambda each: (each.step, each.complete))

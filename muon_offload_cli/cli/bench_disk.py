@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from muon_offload_cli.errors import Problem, UserError, does_not_fit, wrong
+from muon_offload_cli.errors import Problem, UserError, command, does_not_fit, wrong
 
 MODULE = "muon_offload_cli.storage.drive_probe"
 
@@ -137,7 +136,7 @@ def _checked(directory: Path, size_mb: int) -> int:
     if not directory.is_absolute():
         raise wrong(
             f"{directory} is no absolute path.",
-            f"muon-offload bench-disk {shlex.quote(str(directory.absolute()))}",
+            command("muon-offload", "bench-disk", directory.absolute()),
         )
     try:
         mount = inspect(directory)
@@ -151,7 +150,7 @@ def _checked(directory: Path, size_mb: int) -> int:
     if fault := folder_fault(directory):
         # Its nearest parent may lie on another drive than the one that was meant.
         nearest = mount.existing if mount.existing.is_dir() else mount.existing.parent
-        raise wrong(f"{directory}: {fault}.", f"muon-offload bench-disk {shlex.quote(str(nearest))}")
+        raise wrong(f"{directory}: {fault}.", command("muon-offload", "bench-disk", nearest))
     if not mount.writable:
         raise does_not_fit(f"{directory} is not writable by this user.", _ELSEWHERE)
     size = min(size_mb, mount.free_bytes // LARGEST_PART // MIB)

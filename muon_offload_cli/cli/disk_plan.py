@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +60,7 @@ def disk_plan(
     from muon_offload_cli.planner.cost import parse_bandwidth, step_cost
 
     if ranks is not None and not exact:
-        raise wrong(f"--ranks {ranks} is read with --exact alone.", f"--exact --ranks {shlex.quote(ranks)}")
+        raise wrong(f"--ranks {ranks} is read with --exact alone.", command("--exact", "--ranks", ranks))
     given = parse_bandwidth(bandwidth) if bandwidth is not None else None
     compute = _compute_seconds(forward_backward, run)
     _check_plot(plot)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muon_offload_cli.errors import visible
+
 if TYPE_CHECKING:
     from muon_offload_cli.config.diagnosis import Finding, Machine
 
@@ -124,7 +126,6 @@ def _candidates() -> list[Path]:
 def _draw(findings: Sequence[Finding]) -> None:
     from rich.text import Text
 
-    from muon_offload_cli.cli.problems import one_line
     from muon_offload_cli.cli.table import print_table
     from muon_offload_cli.cli.train_view import make_console
 
@@ -132,10 +133,10 @@ def _draw(findings: Sequence[Finding]) -> None:
     console.width = min(console.width, _WIDEST)
     rows = [
         (
-            one_line(row.name),
+            visible(row.name),
             Text(row.state.value, style=_COLOURS[row.state.value]),
-            one_line(row.found),
-            one_line(row.fix),
+            visible(row.found),
+            visible(row.fix),
         )
         for row in findings
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from muon_offload_cli.cli.planning import layouts_here, plan_for_rules, settle_host_memory
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+from muon_offload_cli.config.gathering import CACHE, gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
@@ -16,9 +16,12 @@ from muon_offload_cli.config.rules import MachineFacts, check, refuses
 from muon_offload_cli.config.rules.machine import wants_more_gpus
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
+from muon_offload_cli.launch.folder import demand_own
 from muon_offload_cli.launch.resume import settle_checkpoints
 from muon_offload_cli.machine.devices import gpu_count
 from muon_offload_cli.tokens.verification import look_at_data
+
+RUN = "run.directory"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +105,10 @@ def judge(
         planned=planned if room else replace(planned, directory_bytes=(), checkpoint_bytes=None),
         data_problems=look_at_data(config),
     )
+    if not room:
+        # Nothing is started, so no folder of a run and no tokens are written.
+        kept = {key: each for key, each in facts.folders.items() if key not in (RUN, CACHE)}
+        facts = replace(facts, folders=kept)
     if local and wants_more_gpus(config, facts):
         told, fix = layouts_here(
             config,
@@ -110,7 +117,14 @@ def judge(
             disk_bytes=_room_on_drives(facts),
         )
         facts = replace(facts, layouts_told=told, layouts_fix=fix)
-    problems = check(config, composition.written, facts, here=local, own=composition.own)
+    problems = check(
+        config, composition.written, facts, here=local, own=composition.own, from_file=composition.from_file
+    )
+    if local and room and not any(RUN in each.keys for each in refuses(problems)):
+        try:
+            demand_own(config, base=Path.cwd())
+        except UserError as error:
+            problems += error.problems
     asked, chosen = config, list[Problem]()
     if local and not _resumes_wrongly(problems):
         try:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from muon_offload_cli.errors import Level, Problem, command
+from muon_offload_cli.errors import Level, Problem, command, visible
 
 _COLOURS = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTE: "bold blue"}
 
@@ -22,10 +22,10 @@ def print_problems(problems: Sequence[Problem]) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
     for problem in problems:
         console.print(
-            Text.assemble((f"{problem.level.value}:", _COLOURS[problem.level]), f" {one_line(problem.what)}")
+            Text.assemble((f"{problem.level.value}:", _COLOURS[problem.level]), f" {visible(problem.what)}")
         )
         if problem.fix:
-            console.print(Text.assemble(("  fix:", "bold"), f" {one_line(problem.fix)}"))
+            console.print(Text.assemble(("  fix:", "bold"), f" {visible(problem.fix)}"))
 
 
 def problems_as_json(problems: Sequence[Problem]) -> str:
@@ -58,8 +58,3 @@ def another_place(option: str, path: Path) -> str:
     if not path.parent.exists():
         return command("mkdir", "-p", path.parent)
     return command(option, Path(tempfile.gettempdir()) / path.name)
-
-
-def one_line(text: str) -> str:
-    """Make control characters visible: a value may hold escape sequences that a terminal would obey."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

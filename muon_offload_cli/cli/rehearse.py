@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import datetime
 from json import dumps
 from pathlib import Path
@@ -15,14 +16,16 @@ from pathlib import Path
 import typer
 
 from muon_offload_cli.checkpoints.names import step_folder
-from muon_offload_cli.cli.train import evidence_of, script_text
+from muon_offload_cli.cli.train import asked_with, evidence_of, script_text
+from muon_offload_cli.config.changes import changes
 from muon_offload_cli.config.compose import compose
-from muon_offload_cli.config.gathering import gather_facts, resolve_directory
+from muon_offload_cli.config.gathering import CACHE, gather_facts, resolve_directory
 from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
 from muon_offload_cli.config.rehearsal import Rehearsal, rehearse
 from muon_offload_cli.config.rules import check, refuses
+from muon_offload_cli.config.rules.directory import KEY as DIRECTORY
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Problem, UserError
 from muon_offload_cli.launch.figures import StepSeen
@@ -39,12 +42,22 @@ from muon_offload_cli.launch.legs import (
     straight_leg,
 )
 from muon_offload_cli.launch.post_mortem import explain
+from muon_offload_cli.launch.scratch import Scratch, remove_left_over, scratch_folder
 from muon_offload_cli.launch.verdict import TRAINING_FAILED
 from muon_offload_cli.machine import memory
 from muon_offload_cli.tokens.verification import look_at_data, shortest_sequence, write_tokens
 
 # What a host-memory budget of a real node becomes: some chunks stay in memory, as they would there.
 HOST_MEMORY_GB = "0.001"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Setting:
+    """What the legs have in common: their folder, the words of the command, and where to say what happens."""
+
+    scratch: Scratch
+    asked: Sequence[str]
+    say: Callable[[str], None]
 
 
 def rehearse_command(
@@ -64,22 +77,37 @@ def rehearse_command(
     Raises:
         UserError: The recipe, or its small form on this machine, is refused.
     """
-    small = _prepared(words, recipe_directories)
+    small, written = _prepared(words, recipe_directories)
+    directory = Path((small.config.offload.directory or [tempfile.gettempdir()])[0])
     _say(json, f"rehearsing {small.config.recipe} on {small.config.launcher.ranks_per_node} CPU ranks")
     for sentence in small.kept:
         _say(json, f"  kept    {sentence}")
     _say(json, f"  shrunk  {', '.join(map(str, small.changes))}")
-    directory = Path((small.config.offload.directory or [tempfile.gettempdir()])[0])
-    directory.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="rehearsal-", dir=directory))
-    try:
-        found, code = _legs(small.config, scratch, lambda text: _say(json, text))
-    except UserError:
-        # It says what to change; after any other error the logs in the folder say why.
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    if not found:
-        shutil.rmtree(scratch, ignore_errors=True)
+    replaced = _replaced(small.config, written)
+    if replaced:
+        why = f"its legs save, resume and write in a folder of their own below {directory}"
+        _say(json, f"  replaced {', '.join(replaced)}: {why}")
+    for left in remove_left_over(directory):
+        _say(json, f"  removed {left}, which a rehearsal that was killed had left")
+    with scratch_folder(directory) as made:
+        scratch = made.path
+        try:
+            found, code = _legs(
+                small.config,
+                _Setting(
+                    scratch=made,
+                    asked=asked_with(words, recipe_directories, "--rehearse"),
+                    say=lambda text: _say(json, text),
+                ),
+            )
+        except UserError:
+            # It says what to change; after any other error the logs in the folder say why.
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        if not found:
+            shutil.rmtree(scratch, ignore_errors=True)
+    if code:
+        _say(json, f"ended by {signal.Signals(code - 128).name}")
     for sentence in found:
         _say(json, f"error: {sentence}")
     if found:
@@ -95,6 +123,7 @@ def rehearse_command(
                     "found": found,
                     "kept": list(small.kept),
                     "changes": [str(change) for change in small.changes],
+                    "replaced": replaced,
                     "scratch": str(scratch) if found else None,
                 }
             )
@@ -102,22 +131,40 @@ def rehearse_command(
     return code or (TRAINING_FAILED if found else 0)
 
 
-def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> Rehearsal:
-    """Compose, judge the real run by what does not depend on this machine, and the small one by all."""
+def _replaced(config: Config, written: Set[str]) -> list[str]:
+    """Return the keys that were written and that no leg reads."""
+    leg = straight_leg(config, Path())
+    return [
+        change.key for change in changes(config, leg) if change.key in written and change.key != DIRECTORY
+    ]
+
+
+def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> tuple[Rehearsal, Set[str]]:
+    """Compose, judge the real run by what does not depend on this machine, and the small one by all.
+
+    Returns:
+        The small run, and the keys that the user wrote.
+    """
     recipe, overrides = split_recipe(words, find_recipes(recipe_directories))
     composition = compose(recipe, overrides, recipe_directories)
     real = composition.config
     facts = gather_facts(real, probe=needs_probe(real, here=False), data_problems=look_at_data(real))
-    _refuse(check(real, composition.written, facts, here=False, own=composition.own))
+    _refuse(
+        check(
+            real, composition.written, facts, here=False, own=composition.own, from_file=composition.from_file
+        )
+    )
     small = rehearse(real, shortest=shortest_sequence(real))
     if small.config.offload.host_memory_gib != 0:
         small.config.offload.host_memory_gb = HOST_MEMORY_GB
     resolve_directory(small.config)
     facts = gather_facts(small.config, probe=False)
+    # No leg writes into the others.
+    facts = replace(facts, folders={key: each for key, each in facts.folders.items() if key == CACHE})
     problems = check(small.config, frozenset(), facts)
     _refuse(problems)
     write_tokens(small.config)
-    return small
+    return small, composition.written
 
 
 def _refuse(problems: list[Problem]) -> None:
@@ -126,20 +173,21 @@ def _refuse(problems: list[Problem]) -> None:
         raise UserError(problems=refused)
 
 
-def _legs(config: Config, scratch: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
+def _legs(config: Config, setting: _Setting) -> tuple[list[str], int]:
     """Run the three legs; returns what is wrong, and the exit code if a person ended it."""
-    straight = _run(straight_leg(config, scratch), say, "straight")
+    scratch = setting.scratch.path
+    straight = _run(straight_leg(config, scratch), setting, "straight")
     if straight.interrupted_by is not None:
         return [], 128 + straight.interrupted_by
     found = shortfalls(config, straight.reports, steps=config.train.steps)
     if found or config.train.steps <= KILL_AT:
         return found, 0
-    killed = _run(killed_leg(config, scratch), say, "killed", kill_at=KILL_AT)
+    killed = _run(killed_leg(config, scratch), setting, "killed", kill_at=KILL_AT)
     if killed.interrupted_by is not None:
         return [], 128 + killed.interrupted_by
     if not step_folder(scratch / "checkpoints", SAVE_EVERY).is_dir():
         return ["the killed run had saved nothing"], 0
-    resumed = _run(resumed_leg(config, scratch), say, "resumed")
+    resumed = _run(resumed_leg(config, scratch), setting, "resumed")
     if resumed.interrupted_by is not None:
         return [], 128 + resumed.interrupted_by
     left = config.train.steps - SAVE_EVERY
@@ -147,11 +195,11 @@ def _legs(config: Config, scratch: Path, say: Callable[[str], None]) -> tuple[li
     return found or differences(straight.reports, resumed.reports), 0
 
 
-def _run(leg: Config, say: Callable[[str], None], name: str, *, kill_at: int | None = None) -> Outcome:
+def _run(leg: Config, setting: _Setting, name: str, *, kill_at: int | None = None) -> Outcome:
     """Run one leg to its end; at step `kill_at` every rank is killed as a machine that dies would do it."""
-    base = Path.cwd()
+    base, asked, say = Path.cwd(), setting.asked, setting.say
     folder = begin_folder(
-        leg, now=datetime.now(), base=base, script=lambda folder: script_text(leg, folder, base)
+        leg, now=datetime.now(), base=base, script=lambda folder: script_text(leg, folder, base, asked)
     )
     pids: dict[int, int] = {}
     seen: list[StepSeen] = []
@@ -171,7 +219,9 @@ def _run(leg: Config, say: Callable[[str], None], name: str, *, kill_at: int | N
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    outcome = run_job(["bash", str(folder.script)], folder, local_ranks(leg), on_event)
+    outcome = run_job(
+        ["bash", str(folder.script)], folder, local_ranks(leg), on_event, held=setting.scratch.held
+    )
     losses = ", ".join(f"{step.loss:.4f}" for step in seen if step.loss is not None)
     say(f"  {name:<8}  {len(seen)} steps in {outcome.seconds:.0f} s, losses {losses or 'none'}")
     if outcome.exit_code != 0 and kill_at is None and outcome.interrupted_by is None:

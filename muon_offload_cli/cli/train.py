@@ -60,7 +60,8 @@ def train_command(
     started, base = datetime.now(), Path.cwd()
     config, remarks = prepared.config, prepared.remarks
     planned = planned_folder(config, now=started, base=base)
-    text = script_text(config, planned, base)
+    asked = asked_with(words, recipe_directories)
+    text = script_text(config, planned, base, asked)
     if dry_run:
         sys.stdout.write(by_hand(to_yaml(config), text, planned))
         print_problems([*remarks, *prepared.chosen])
@@ -71,7 +72,7 @@ def train_command(
         if config.megatron.entrypoint is None:
             remarks += write_tokens(config)
         folder = begin_folder(
-            config, now=started, base=base, script=lambda folder: script_text(config, folder, base)
+            config, now=started, base=base, script=lambda folder: script_text(config, folder, base, asked)
         )
         view = TrainView(make_console(stderr=json), total_steps=config.train.steps)
         view.plan(preview(config, folder, prepared.facts))
@@ -79,12 +80,17 @@ def train_command(
         return _run(config, folder, view, started=started, json=json, held=claim.descriptors)
 
 
-def script_text(config: Config, folder: RunFolder, base: Path) -> str:
-    """Return the script of a run, which is what is run."""
+def asked_with(words: Sequence[str], recipe_directories: Sequence[Path], *options: str) -> list[str]:
+    """Return the words of the command that asks for a run."""
+    directories = [word for each in recipe_directories for word in ("--recipe-dir", str(each))]
+    return ["muon-offload", "train", *words, *directories, *options]
+
+
+def script_text(config: Config, folder: RunFolder, base: Path, asked: Sequence[str]) -> str:
+    """Return the script of a run, which is what is run; `asked` is the command that it is made for."""
     command = torchrun_command(config, folder, python=sys.executable)
     settings = environment(config, inherited=os.environ, cores=len(os.sched_getaffinity(0)), base=base)
-    title = f"muon-offload train recipe={config.recipe}"
-    return script(command, settings, metrics=folder.metrics, base=base, title=title)
+    return script(command, settings, metrics=folder.metrics, base=base, asked=asked)
 
 
 def _run(

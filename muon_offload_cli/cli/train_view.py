@@ -12,6 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from muon_offload_cli.cli.table import print_table
+from muon_offload_cli.errors import visible
 from muon_offload_cli.launch.figures import StepSeen
 from muon_offload_cli.launch.follow import Event, RankReported
 from muon_offload_cli.launch.post_mortem import PostMortem
@@ -53,7 +54,7 @@ class TrainView:
         """Show what will be done."""
         width = max(len(label) for label, _ in lines)
         for label, text in lines:
-            self._console.print(Text.assemble((f"{label:<{width}}  ", "bold"), printable(text)))
+            self._console.print(Text.assemble((f"{label:<{width}}  ", "bold"), visible(text)))
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -96,7 +97,7 @@ class TrainView:
         report = event.report
         if report.muon_state_bytes and report.rank not in self._attached:
             self._attached.add(report.rank)
-            self._console.print(printable(f"rank {report.rank}: {attached_text(event)}"))
+            self._console.print(visible(f"rank {report.rank}: {attached_text(event)}"))
         if report.rank == 0 and report.saved_step > self._saved:
             self._saved = report.saved_step
             self._console.print(
@@ -106,7 +107,7 @@ class TrainView:
         for note in report.notes:
             if note not in self._said:
                 self._said.add(note)
-                self._console.print(Text.assemble(("note: ", "bold blue"), printable(note)))
+                self._console.print(Text.assemble(("note: ", "bold blue"), visible(note)))
 
     def table(self, verdict: Verdict, engine: str) -> None:
         """Show one row a rank."""
@@ -130,8 +131,8 @@ class TrainView:
                     str(row.rank),
                     *(format_bytes(size) if (size := getattr(row, name)) else "-" for name in sizes.values()),
                     f"{row.steps_from_backend}/{row.steps}",
-                    *([printable(row.directory)] if several else []),
-                    Text(printable(told), style="green" if row.fine else "bold red"),
+                    *([visible(row.directory)] if several else []),
+                    Text(visible(told), style="green" if row.fine else "bold red"),
                 ]
             )
         titles = (*numbers, *(["directory"] if several else []), "verdict")
@@ -139,25 +140,25 @@ class TrainView:
 
     def death(self, found: PostMortem) -> None:
         """Say why a job died."""
-        self._console.print(Text.assemble(("error: ", "bold red"), printable(found.what)))
+        self._console.print(Text.assemble(("error: ", "bold red"), visible(found.what)))
         if found.cause:
-            self._console.print(Text.assemble(("  likely cause: ", "bold"), printable(found.cause)))
+            self._console.print(Text.assemble(("  likely cause: ", "bold"), visible(found.cause)))
         if found.last_lines:
             self._console.print(Text("  last lines:", style="bold"))
             for line in found.last_lines:
-                self._console.print(Text(f"  | {printable(line)}"))
+                self._console.print(Text(f"  | {visible(line)}"))
         if found.log is not None:
             self._console.print(Text.assemble(("  log: ", "bold"), str(found.log)))
 
     def headline(self, verdict: Verdict) -> None:
         """Show the verdict, the last line of a run."""
         self._console.print(
-            Text(printable(verdict.headline), style="bold green" if verdict.success else "bold red")
+            Text(visible(verdict.headline), style="bold green" if verdict.success else "bold red")
         )
 
     def line(self, text: str) -> None:
         """Show one plain line."""
-        self._console.print(Text(printable(text)))
+        self._console.print(Text(visible(text)))
 
 
 def figures_of(step: StepSeen) -> str:
@@ -188,8 +189,3 @@ def attached_text(event: RankReported) -> str:
     ]
     chunks = f", {report.chunks} chunks" if report.chunks else ""
     return f"muon state {' and '.join(places) or format_bytes(report.muon_state_bytes)}{chunks}"
-
-
-def printable(text: str) -> str:
-    """Make control characters visible: logs and values may hold sequences that a terminal would obey."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -52,11 +52,13 @@ class Composition:
         written: Keys that the recipe file or the command line sets itself, not a part or a default. A
             recipe's keys of a section whose choice the command line replaces are not among them.
         own: What the recipe and its parts have for keys that the command line sets.
+        from_file: Where in the file of a Hugging Face model each key stands that it decides.
     """
 
     config: Config
     written: frozenset[str]
     own: Mapping[str, Any]
+    from_file: Mapping[str, str]
 
 
 def compose(
@@ -88,20 +90,22 @@ def compose(
 
     parts = dict(leaves(_compose_parts({**defaults, **asked.parts})))
     problems += _hidden_parts(asked, options, parts, recipe_values, path)
-    values: dict[str, Any] = {**parts, **recipe_values, "recipe": path.stem}
+    own_values = {**recipe_values, "recipe": path.stem}
+    values: dict[str, Any] = {**parts, **own_values}
     given = values.keys() | asked.values.keys()
     pretrained = _pretrained({**values, **asked.values}, problems)
     if pretrained is not None:
-        values = {**pretrained.values(), **values}
+        values = {**pretrained.values(), **parts, **pretrained.released(), **own_values}
     config = typed_config(values, asked.values, path, problems)
     written = _written(asked, recipe_values)
     own = {key: values[key] for key in asked.values if key in values}
+    from_file = {} if pretrained is None else pretrained.decided()
     if config is not None and pretrained is not None:
         config.model.from_hf = str(pretrained.folder)
-        problems += pretrained.contradictions(config, given)
+        problems += pretrained.contradictions(config, given, written)
     if config is None or problems:
-        raise UserError(problems=[*problems, *_also_wrong(config, written, own, problems)])
-    return Composition(config=config, written=written, own=own)
+        raise UserError(problems=[*problems, *_also_wrong(config, written, own, from_file, problems)])
+    return Composition(config=config, written=written, own=own, from_file=from_file)
 
 
 def _pretrained(values: Mapping[str, Any], problems: list[Problem]) -> HfModel | None:
@@ -118,7 +122,11 @@ def _pretrained(values: Mapping[str, Any], problems: list[Problem]) -> HfModel |
 
 
 def _also_wrong(
-    config: Config | None, written: frozenset[str], own: Mapping[str, Any], told: Sequence[Problem]
+    config: Config | None,
+    written: frozenset[str],
+    own: Mapping[str, Any],
+    from_file: Mapping[str, str],
+    told: Sequence[Problem],
 ) -> list[Problem]:
     """Return what the rules refuse of the rest, so that one look shows everything.
 
@@ -128,7 +136,7 @@ def _also_wrong(
         return []
     # A group's name stands for all of its keys.
     unclear = {key for problem in told for key in problem.keys}
-    found = refuses(check(config, written, MachineFacts(), here=False, own=own))
+    found = refuses(check(config, written, MachineFacts(), here=False, own=own, from_file=from_file))
     return [
         problem
         for problem in found

@@ -37,16 +37,32 @@ class HfModel:
 
     def values(self) -> dict[str, Any]:
         """Return every value by dotted key, for keys that nothing else gives."""
-        found = {**self.architecture.advised, **self.architecture.fixed}
-        return {"model.name": self.folder.name, **{f"model.{key}": value for key, value in found.items()}}
+        return {"model.name": self.folder.name, **_keyed(self.architecture.advised | self.architecture.fixed)}
 
-    def contradictions(self, config: Config, given: Set[str]) -> Iterator[Problem]:
+    def released(self) -> dict[str, Any]:
+        """Return by dotted key what goes before the values of a part, though not before a recipe's own."""
+        return _keyed(self.architecture.released)
+
+    def places(self) -> dict[str, str]:
+        """Return by dotted key the place in the file of each value that weights need."""
+        return {
+            f"model.{key}": f"{name} in {self.folder / CONFIG}"
+            for key, name in self.architecture.names.items()
+        }
+
+    def decided(self) -> dict[str, str]:
+        """Return `places` of the keys that can have no other value."""
+        return {key: place for key, place in self.places().items() if key != f"model.{_MAY_GO}"}
+
+    def contradictions(self, config: Config, given: Set[str], written: Set[str]) -> Iterator[Problem]:
         """Yield the keys given by a recipe, its parts or the command line that the file contradicts.
 
         Args:
             config: The composed run.
             given: Keys that are not filled from the file.
+            written: Those of them that no part gives, and that no other part would take away.
         """
+        places, other = self.places(), f"or model={PART} to take every number from the file"
         for name, value in self.architecture.fixed.items():
             key = f"model.{name}"
             own = value_of(config, key)
@@ -54,9 +70,8 @@ class HfModel:
             if key not in given or left_out or _same(config.model, name, own, value):
                 continue
             yield Problem(
-                what=f"{key}={spelled(own)}, and {self.architecture.names[name]} in "
-                f"{self.folder / CONFIG} makes it {spelled(value)}.",
-                fix=f"{key}={spelled(value)}, or model={PART} to take every number from the file",
+                what=f"{key}={spelled(own)}, and {places[key]} makes it {spelled(value)}.",
+                fix=f"{key}={spelled(value)}" + (f", {other}" if key not in written else ""),
                 keys=(key, KEY),
             )
 
@@ -69,6 +84,10 @@ def read_model(given: str) -> HfModel:
     """
     folder = hf_folder(given)
     return HfModel(folder=folder, architecture=read_architecture(read_hf_file(folder)))
+
+
+def _keyed(values: dict[str, Any]) -> dict[str, Any]:
+    return {f"model.{key}": value for key, value in values.items()}
 
 
 def _same(model: ModelConfig, name: str, own: Any, value: Any) -> bool:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from muon_offload_cli.config import probe_cache
 from muon_offload_cli.config.inputs import look_at_file, look_at_pretrained, look_at_script, megatron_beside
-from muon_offload_cli.config.locations import default_offload_directory, from_home
+from muon_offload_cli.config.locations import (
+    default_cache_directory,
+    default_offload_directory,
+    default_runs_directory,
+    from_home,
+)
 from muon_offload_cli.config.probing import ProbeReport, ask_megatron, missing_parts
 from muon_offload_cli.config.rules.data import data_files
 from muon_offload_cli.config.rules.directory import ELSEWHERE, FOLDERS, KEY, PSEUDO_KINDS, uses_directory
@@ -26,6 +31,7 @@ from muon_offload_cli.machine.filesystem import dangling_link, inspect, supports
 from muon_offload_cli.machine.limits import rank_limits
 from muon_offload_cli.machine.write_test import write_test
 
+CACHE = "data.cache_directory"
 NOT_PLANNED = PlannedFacts()
 
 
@@ -109,18 +115,28 @@ def _directories(config: Config, problems: list[Problem]) -> list[Path]:
 
 
 def _folders(config: Config, problems: list[Problem]) -> dict[str, DirectoryFacts]:
-    """Look at the other folders that the run names and writes into, by key."""
+    """Look at the other folders that the run writes into, by key: those that it names, and its own."""
     found: dict[str, DirectoryFacts] = {}
     for key in FOLDERS:
-        given = value_of(config, key)
-        unread = key == "data.cache_directory" and config.data.source not in BYTE_SOURCES
-        if not given or unread:  # A rule refuses empty ones.
+        if key == CACHE and config.data.source not in BYTE_SOURCES:
             continue
         try:
-            found[key] = look_at_directory(Path.cwd() / from_home(given), write=False, key=key)
+            path = value_of(config, key)
+            if path is None:
+                path = _default_folder(config, key)
+            if path:  # A rule refuses empty ones.
+                found[key] = look_at_directory(Path.cwd() / from_home(str(path)), write=False, key=key)
         except UserError as error:
             problems += error.problems
     return found
+
+
+def _default_folder(config: Config, key: str) -> Path | None:
+    """Return where a run writes what `key` names no folder for; None: nowhere, or it may have no need to."""
+    if key == "run.directory":
+        return default_runs_directory(config.recipe)
+    # A cache that is there may hold the tokens, and is then not written.
+    return default_cache_directory() if key == CACHE and not default_cache_directory().is_dir() else None
 
 
 def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFacts:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from muon_offload_cli.config.hf_file import KEY, HfFile
+from muon_offload_cli.config.hf_file import CORRECT, KEY, HfFile
 from muon_offload_cli.config.rules.settings import LARGEST
 from muon_offload_cli.errors import Problem, UserError
 
@@ -29,11 +29,13 @@ class Architecture:
         fixed: Values that weights of the model need; another one is a contradiction.
         advised: Values of training, or of kernels, for whoever gives none.
         names: Where each stands in the file, by key.
+        released: Values in which releases of one architecture differ: they go before those of a part.
     """
 
     fixed: dict[str, Any] = field(default_factory=dict)
     advised: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    released: dict[str, Any] = field(default_factory=dict)
 
     def take(self, key: str, value: Any, name: str) -> None:
         """Note a value that weights need, and its name in the file."""
@@ -97,9 +99,12 @@ def _common(file: HfFile, found: Architecture) -> None:
     }.items():
         value, name = found.fixed[key], found.names[key]
         if value is not None and not 1 <= value <= most:
-            file.problem(f"{name}={value} in {file.path} is not between 1 and {most}")
+            file.problem(f"{name}={value} in {file.path} is not between 1 and {most}", CORRECT)
         found.fixed[key] = value if value is not None and 1 <= value <= most else 1
     found.take("norm_epsilon", file.number("rms_norm_eps"), file.name_of("rms_norm_eps"))
+    positions = file.whole("max_position_embeddings", optional=True)
+    if positions is not None:
+        found.released["max_position_embeddings"] = positions
     tied = file.flag("tie_word_embeddings", default=False)
     found.take("tied_embeddings", tied, file.name_of("tie_word_embeddings"))
     file.demand("hidden_act", "silu", default="silu", reason="gated layers are built with silu alone")

@@ -12,6 +12,7 @@ from muon_offload_cli.errors import Problem, command, override, wrong
 
 KEY = "model.from_hf"
 CONFIG = "config.json"
+CORRECT = "download the file again, or correct the key"
 MAX_FILE_BYTES = 16 * 1024**2
 """Published ones have some KiB, quantized models some hundred."""
 
@@ -115,9 +116,9 @@ class HfFile:
         if value != wanted:
             self.problem(f"{self.name_of(name)}={value} in {self.path}: {reason}.")
 
-    def problem(self, what: str) -> None:
-        """Add a problem that no other value of a key mends."""
-        self._mend(what.removesuffix(".") + ".", "take another model")
+    def problem(self, what: str, fix: str = "take another model") -> None:
+        """Add a problem, which no other value of a key mends unless `fix` says so."""
+        self.problems.append(Problem(what=what.removesuffix(".") + ".", fix=fix, keys=(KEY,)))
 
     def _present(self, name: str, words: str, default: Any, optional: bool = False) -> Any:
         value = self._values.get(name)
@@ -125,17 +126,14 @@ class HfFile:
             return value
         if default is None:
             what = f"{self.path} has no {self.name_of(name)}, which must be {words}."
-            self._mend(what, "download the file again, or add the key")
+            self.problem(what, "download the file again, or add the key")
         return default
 
     def _not(self, value: object, name: str, words: str) -> None:
         """Tell a value that is there and of another type."""
         if value is not None:
             what = f"{self.name_of(name)}={json.dumps(value)[:80]} in {self.path} is not {words}."
-            self._mend(what, "download the file again, or correct the key")
-
-    def _mend(self, what: str, fix: str) -> None:
-        self.problems.append(Problem(what=what, fix=fix, keys=(KEY,)))
+            self.problem(what, CORRECT)
 
 
 def read_hf_file(folder: Path) -> HfFile:

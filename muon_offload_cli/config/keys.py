@@ -83,6 +83,19 @@ def nearest_key(key: str) -> str | None:
     return by_last[close_last[0]] if close_last else None
 
 
+def misspelt_section(key: str) -> tuple[str, str] | None:
+    """Return the part of a key that names no section, and the section that is meant; None otherwise."""
+    parts = key.split(".")
+    for depth in range(1, len(parts)):
+        section, holder = ".".join(parts[:depth]), ".".join(parts[: depth - 1])
+        if section in section_names():
+            continue
+        beside = {name.rpartition(".")[2] for name in section_names() if name.rpartition(".")[0] == holder}
+        near = [] if section in leaf_types() else nearest(parts[depth - 1], beside, count=1)
+        return (section, ".".join([*parts[: depth - 1], *near])) if near else None
+    return None
+
+
 def describe_type(key: str) -> str:
     """Say in words what `key` takes: ``a whole number``, ``true or false``, ``one of cpu, cuda``."""
     hint = leaf_types().get(key, Any)

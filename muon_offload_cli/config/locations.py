@@ -61,6 +61,31 @@ def group_options() -> dict[str, dict[str, Path]]:
     }
 
 
+def default_runs_directory(recipe: str) -> Path:
+    """Return where, below the working folder, a recipe's runs are if `run.directory` is null."""
+    return Path("runs") / recipe
+
+
+def default_cache_directory() -> Path:
+    """Return where prepared tokens go if `data.cache_directory` is null: in the user's cache folder.
+
+    Raises:
+        UserError: The user has no home.
+    """
+    # The XDG base directory specification has relative values ignored.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(base).is_absolute():
+        return Path(base) / "muon-offload"
+    try:
+        return Path.home() / ".cache" / "muon-offload"
+    except RuntimeError as error:
+        raise does_not_fit(
+            "data.cache_directory is not set and this user has no home directory.",
+            "data.cache_directory=/path/to/cache",
+            "data.cache_directory",
+        ) from error
+
+
 def default_offload_directory() -> Path:
     """Return where state goes if `offload.directory` is null.
 

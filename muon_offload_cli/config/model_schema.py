@@ -73,6 +73,8 @@ class ModelConfig:
         attention_output_gate: Attention's output is gated by a second half of the query projection.
         vocab_size: Token ids; null: taken from the data source (256 bytes and an end-of-document token).
         make_vocab_size_divisible_by: The vocabulary is padded to a multiple of this times `parallel.tp`.
+        max_position_embeddings: Positions that the model was trained for; `from_hf` goes before a part
+            here. Longer sequences are warned of; no layer depends on it. Null: not known.
         normalization: ``RMSNorm`` or ``LayerNorm``.
         norm_epsilon: Epsilon of all norms.
         apply_layernorm_1p: Norms multiply by 1 + weight, the weight born as zero.
@@ -120,6 +122,7 @@ class ModelConfig:
     attention_output_gate: bool = False
     vocab_size: int | None = None
     make_vocab_size_divisible_by: int = 128
+    max_position_embeddings: int | None = None
     normalization: str = "RMSNorm"
     norm_epsilon: float = 1e-6
     apply_layernorm_1p: bool = False

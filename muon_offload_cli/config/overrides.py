@@ -7,7 +7,6 @@ nothing that a run could use or are dropped in silence by the compose API, so th
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +18,13 @@ from muon_offload_cli.config.keys import (
     is_known,
     is_text,
     leaf_types,
+    misspelt_section,
     nearest,
     nearest_key,
     section_names,
 )
 from muon_offload_cli.config.locations import RECIPE_SUFFIXES
-from muon_offload_cli.errors import Problem, command, override, wrong
+from muon_offload_cli.errors import Problem, command, override, shell_word, visible, wrong
 
 MAX_WORD = 16384
 
@@ -87,6 +87,7 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
 
     parser = OverridesParser.create()
     result = Overrides()
+    misspelt: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for word in map(spelled_out, words):
         problem = _refused_form(word, options)
         if problem is not None:
@@ -95,7 +96,11 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
         key, _, text = word.partition("=")
         key = _normalised(key)
         if (problem := check_key(key, options)) is not None:
-            result.problems.append(problem)
+            found = misspelt_section(key)
+            if found is not None and is_known(renamed := found[1] + key.removeprefix(found[0])):
+                misspelt.setdefault(found, []).append((key, shell_word(f"{renamed}={text}")))
+            else:
+                result.problems.append(problem)
             continue
         try:
             # The key was checked above; the grammar is asked for the value alone, under a key it accepts.
@@ -106,7 +111,7 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
             continue
         if parsed.is_sweep_override():
             what = f"{key}={short(text)} gives several values (a sweep), and a run takes one."
-            fix = shlex.quote(f"{key}=[{text}]") if is_list(key) else f"give one value to {key}"
+            fix = shell_word(f"{key}=[{text}]") if is_list(key) else f"give one value to {key}"
             result.problems.append(Problem(what=what, fix=fix, keys=(key,)))
         elif key in options:
             _add_part(result, key, value, list(options[key]))
@@ -114,6 +119,10 @@ def sort_overrides(words: Sequence[str], options: Mapping[str, Iterable[str]]) -
             # A text such as 1_0 or true is meant as it is written, and not as the number that it could be.
             written = is_text(key) and isinstance(value, int | float)
             result.values[key] = text.strip() if written else value
+    for (section, meant), words_of_it in misspelt.items():
+        keys, fixed = zip(*words_of_it, strict=True)
+        what = f"there is no section {short(section)!r} ({', '.join(map(short, keys))}): {meant} is meant."
+        result.problems.append(Problem(what=what, fix=" ".join(fixed), keys=(*keys, meant)))
     return result
 
 
@@ -191,7 +200,7 @@ def _refused_form(word: str, options: Mapping[str, Iterable[str]]) -> Problem | 
             what=f"{short(word)}: keys cannot {refused}.{told}",
             fix=unknown.fix
             if unknown
-            else shlex.quote(word.lstrip("+"))
+            else shell_word(word.lstrip("+"))
             if added
             else _instead(bare, options),
             keys=(bare,),
@@ -269,5 +278,4 @@ def _without_quotes(value: Any) -> Any:
 
 def short(text: str, limit: int = 120) -> str:
     """Cut very long texts and make control characters visible, so that a message stays one line."""
-    visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:limit])
-    return visible + ("..." if len(text) > limit else "")
+    return visible(text[:limit]) + ("..." if len(text) > limit else "")

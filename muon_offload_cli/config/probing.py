@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.rules.facts import FlagFacts, MegatronFacts
 from muon_offload_cli.config.rules.flags import EVERYWHERE, LAYOUT_OPT_IN
 from muon_offload_cli.config.schema import Config, Device
-from muon_offload_cli.errors import Problem
+from muon_offload_cli.errors import Problem, command
 from muon_offload_cli.machine.devices import gpu_count
 
 PROBE_MODULE = "muon_offload_cli.megatron.probe"
@@ -261,7 +260,7 @@ def _problems(value: Any) -> tuple[Problem, ...]:
 
 
 def _failed(reason: str, arguments: Sequence[str]) -> ProbeReport:
-    shown = shlex.join(arguments)
+    shown = command(*arguments)
     return ProbeReport(
         problems=(
             Problem(

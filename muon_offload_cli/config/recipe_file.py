@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muon_offload_cli.config.keys import FREE_PREFIX, is_known, nearest
+from muon_offload_cli.config.keys import FREE_PREFIX, is_known, misspelt_section, nearest
 from muon_offload_cli.config.locations import RECIPE_SUFFIXES, find_recipes, from_home
 from muon_offload_cli.config.overrides import check_key, example_recipe, normal_flag, short, unknown_option
-from muon_offload_cli.errors import Problem, wrong
+from muon_offload_cli.errors import Problem, command, wrong
 
 _SELF = "_self_"
 
@@ -81,8 +82,16 @@ def values_of(
 ) -> dict[str, Any]:
     """Return value by key of what a recipe sets itself; adds what is wrong to `problems`."""
     values: dict[str, Any] = {}
+    told: set[str] = set()
     for key, value in leaves(body):
-        if key == "recipe":
+        if (found := misspelt_section(key)) is not None:
+            section, meant = found
+            if section not in told:
+                problems.append(_section(section, meant, path))
+            told.add(section)
+            if (problem := check_key(meant + key.removeprefix(section), options, str(path))) is not None:
+                problems.append(problem)
+        elif key == "recipe":
             what = f"{path} sets 'recipe', which is the name of the file."
             problems.append(Problem(what=what, fix="take that line out", keys=(key,)))
         elif (problem := check_key(key, options, str(path))) is not None:
@@ -90,6 +99,15 @@ def values_of(
         else:
             values[key] = value
     return values
+
+
+def _section(section: str, meant: str, path: Path) -> Problem:
+    what = f"there is no section {short(section)!r} in {path}: {meant} is meant."
+    old, new = section.rpartition(".")[2], meant.rpartition(".")[2]
+    # Elsewhere than at the start of a line the word may stand for something else.
+    plain = old == section and re.fullmatch(r"\w+", section, re.ASCII)
+    fix = command("sed", "-i", rf"s/^{old}\b/{new}/", path) if plain else f"write {new} in the place of {old}"
+    return Problem(what=what, fix=fix, keys=(section, meant))
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from muon_offload_cli.checkpoints.names import LOCK
+from muon_offload_cli.checkpoints.names import LOCK, SAVING
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import Level, Problem, UserError, command, does_not_fit, override, wrong
 
@@ -57,13 +57,8 @@ def sole_saver(config: Config) -> Iterator[Claim]:
         folder.mkdir(parents=True, exist_ok=True)
         lock, locked = _take(folder)
     except OSError as error:
+        demand_names(folder)
         path = folder / LOCK
-        if os.path.lexists(path) and not path.is_file():
-            raise does_not_fit(
-                f"{KEY}={folder} holds {LOCK}, where a run locks a file, and that is none.",
-                command("rm", "-r", path),
-                KEY,
-            ) from error
         if isinstance(error, PermissionError) and error.filename == str(path) and os.path.lexists(path):
             raise does_not_fit(
                 f"{KEY}={folder} holds {LOCK}, which another user's run left there or holds still, and which "
@@ -86,6 +81,30 @@ def sole_saver(config: Config) -> Iterator[Claim]:
         if ours:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def demand_names(folder: Path) -> None:
+    """Refuse a checkpoint folder in which something else stands where a run locks a file or lets saves grow.
+
+    Raises:
+        UserError: With each such thing, and what removes it.
+    """
+    in_the_way = {
+        LOCK: ("locks a file", os.path.isfile),
+        SAVING: ("has a folder that its saves grow in", os.path.isdir),
+    }
+    problems = [
+        Problem(
+            what=f"{KEY}={folder} holds {name}, where a run {use}, and that is none.",
+            fix=command("rm", "-r", folder / name),
+            keys=(KEY,),
+            exit_code=3,
+        )
+        for name, (use, fits) in in_the_way.items()
+        if os.path.lexists(folder / name) and not fits(folder / name)
+    ]
+    if problems:
+        raise UserError(problems=problems)
 
 
 def _take(folder: Path) -> tuple[int, bool]:

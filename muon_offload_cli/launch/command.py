@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from muon_offload_cli.config.probing import CLEARED, python_path
 from muon_offload_cli.config.schema import Config, Device
+from muon_offload_cli.errors import shell_word
 from muon_offload_cli.launch.folder import RunFolder
 
 WORKER_MODULE = "muon_offload_cli.megatron.worker"
@@ -123,7 +123,7 @@ def environment(config: Config, *, inherited: Mapping[str, str], cores: int, bas
 
 
 def script(
-    command: Sequence[str], settings: Sequence[Setting], *, metrics: Path, base: Path, title: str
+    command: Sequence[str], settings: Sequence[Setting], *, metrics: Path, base: Path, asked: Sequence[str]
 ) -> str:
     """Write a bash script that a person can paste and edit; the launcher runs this very text.
 
@@ -134,15 +134,15 @@ def script(
         settings: From `environment`.
         metrics: Folder that the ranks write their figures to.
         base: Working directory of the run, which relative paths in the configuration start from.
-        title: One line for the head of the script.
+        asked: The words of the command that the script is made for, which its head shows.
     """
     exports = []
     for setting in settings:
         value = setting.value
-        line = f"unset {setting.name}" if value is None else f"export {setting.name}={shlex.quote(value)}"
+        line = f"unset {setting.name}" if value is None else f"export {setting.name}={shell_word(value)}"
         exports += [f"# {setting.reason}", line]
     # One option a line; a value without "=" stays beside its option ("-m module").
-    words = [shlex.quote(word) for word in command]
+    words = [shell_word(word) for word in command]
     lines = [f"exec {words[0]}"]
     for previous, word in itertools.pairwise(words):
         if previous == "-m":
@@ -152,11 +152,11 @@ def script(
     taken = f"{metrics.parent} holds a run already; start another with muon-offload train"
     head = [
         "#!/usr/bin/env bash",
-        "# " + " ".join(title.split()),
+        "# " + " ".join(map(shell_word, asked)),
         "set -eu",
-        f"cd {shlex.quote(str(base))}",
-        f'if [ -n "$(ls -A {shlex.quote(str(metrics))})" ]; then',
-        f"  echo {shlex.quote(taken)} >&2",
+        f"cd {shell_word(str(base))}",
+        f'if [ -n "$(ls -A {shell_word(str(metrics))})" ]; then',
+        f"  echo {shell_word(taken)} >&2",
         "  exit 2",
         "fi",
     ]
@@ -171,9 +171,9 @@ def by_hand(resolved: str, script_text: str, folder: RunFolder) -> str:
         script_text: From `script`.
         folder: The run's folder, which the text makes.
     """
-    made = " ".join(shlex.quote(str(path)) for path in (folder.logs, folder.metrics, folder.reports))
+    made = " ".join(shell_word(str(path)) for path in (folder.logs, folder.metrics, folder.reports))
     mark = "END_OF_RESOLVED_CONFIG"
     return (
         f"mkdir -p {made}\n"
-        f"cat > {shlex.quote(str(folder.resolved))} <<'{mark}'\n{resolved.rstrip()}\n{mark}\n\n{script_text}"
+        f"cat > {shell_word(str(folder.resolved))} <<'{mark}'\n{resolved.rstrip()}\n{mark}\n\n{script_text}"
     )

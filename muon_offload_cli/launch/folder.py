@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from muon_offload_cli.config.locations import from_home
+from muon_offload_cli.config.locations import default_runs_directory, from_home
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.yaml_files import save_config
-from muon_offload_cli.errors import UserError, override, wrong
+from muon_offload_cli.errors import UserError, does_not_fit, override, wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ def planned_folder(config: Config, *, now: datetime, base: Path) -> RunFolder:
             # Nodes usually share a file system, and each launcher needs a folder of its own.
             root = root / f"node_{config.launcher.node_rank}"
     else:
-        root = base / "runs" / config.recipe / now.strftime("%Y%m%d-%H%M%S")
+        root = base / default_runs_directory(config.recipe) / now.strftime("%Y%m%d-%H%M%S")
     return RunFolder(root=Path(os.path.normpath(root)))
 
 
@@ -162,7 +162,7 @@ def _empty(folder: RunFolder) -> None:
 def _not_made(config: Config, folder: RunFolder, error: OSError) -> UserError:
     asked = config.run.directory
     place = f"the run folder {folder.root} (run.directory)" if asked is None else f"run.directory={asked}"
-    return wrong(
+    return does_not_fit(
         f"{place} cannot be made: {error.strerror}: {error.filename or folder.root}.",
         "run.directory=/a/folder/that/you/may/write",
         "run.directory",
@@ -173,11 +173,30 @@ def _claim_named(folder: RunFolder) -> RunFolder:
     try:
         folder.root.mkdir(parents=True)
     except FileExistsError:
-        if not folder.root.is_dir():
-            raise _taken(folder, "is a file") from None
-        if any(folder.root.iterdir()):
-            raise _taken(folder, "is not empty") from None
+        _demand_empty(folder)
     return folder
+
+
+def demand_own(config: Config, *, base: Path) -> None:
+    """Refuse a `run.directory` that another run has taken, before anything is made there.
+
+    Raises:
+        UserError: It is not empty, or is no folder.
+    """
+    if config.run.directory is None:
+        return
+    folder = planned_folder(config, now=datetime.min, base=base)
+    # Whether it can be made or read is for the rules to say.
+    with contextlib.suppress(OSError, ValueError):
+        if folder.root.exists():
+            _demand_empty(folder)
+
+
+def _demand_empty(folder: RunFolder) -> None:
+    if not folder.root.is_dir():
+        raise _taken(folder, "is a file")
+    if any(folder.root.iterdir()):
+        raise _taken(folder, "is not empty")
 
 
 def _taken(folder: RunFolder, how: str) -> UserError:

@@ -15,6 +15,7 @@ from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.shapes import other_shapes
 from muon_offload_cli.config.vocabulary import vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, override, wrong
+from muon_offload_cli.launch.claim import demand_names
 from muon_offload_cli.machine.filesystem import folder_fault
 from muon_offload_cli.units import round_up
 
@@ -110,6 +111,7 @@ def _usable(directory: str, base: Path) -> Path:
             "checkpoint.directory=/a/folder/that/you/may/write",
             "checkpoint.directory",
         )
+    demand_names(path)
     return path
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from muon_offload_cli.config.locations import from_home
 from muon_offload_cli.config.schema import DataConfig, DataSource
@@ -119,8 +119,13 @@ class Corpus:
                 for number, example in read_lines(stream, file.path, parse_example):
                     yield f"{file.path} line {number}", example
 
-    def look(self, limit_bytes: int) -> list[Problem]:
-        """Return what is wrong with the lines in the first `limit_bytes` of each file that has lines."""
+    def look(self, limit_bytes: int, see: Callable[[Any], object] = bool) -> list[Problem]:
+        """Return what is wrong with the lines in the first `limit_bytes` of each file that has lines.
+
+        Args:
+            limit_bytes: How far to look.
+            see: Is given the content of each line that is right.
+        """
         problems: list[Problem] = []
         silent = True
         for file in self.files:
@@ -137,6 +142,7 @@ class Corpus:
                 with file.reading() as stream:
                     for _, content in read_lines(stream, file.path, parse, limit_bytes=limit_bytes):
                         silent = silent and not content
+                        see(content)
             except UserError as error:
                 problems += error.problems
         return [self.nothing()] if silent and not problems else problems

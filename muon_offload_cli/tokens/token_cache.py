@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from muon_offload_cli.config.locations import from_home
+from muon_offload_cli.config.locations import default_cache_directory, from_home
 from muon_offload_cli.config.schema import DataConfig
 from muon_offload_cli.errors import UserError, does_not_fit, override, wrong
 from muon_offload_cli.units import format_bytes
@@ -47,7 +47,7 @@ class Entry:
 
 
 def cache_root(data: DataConfig) -> Path:
-    """Return the cache folder: ``data.cache_directory``, or ``muon-offload`` in the user's cache folder.
+    """Return the cache folder: ``data.cache_directory``, or that of `default_cache_directory`.
 
     Raises:
         UserError: ``data.cache_directory`` is relative, or the user has no home.
@@ -61,18 +61,7 @@ def cache_root(data: DataConfig) -> Path:
                 "data.cache_directory",
             )
         return root
-    # The XDG base directory specification has relative values ignored.
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(base).is_absolute():
-        return Path(base) / "muon-offload"
-    try:
-        return Path.home() / ".cache" / "muon-offload"
-    except RuntimeError as error:
-        raise wrong(
-            "data.cache_directory is not set and this user has no home directory.",
-            "data.cache_directory=/path/to/cache",
-            "data.cache_directory",
-        ) from error
+    return default_cache_directory()
 
 
 def fetch(root: Path, name: str, expected_bytes: int, write: Callable[[Path], Statistics]) -> Entry:
@@ -85,7 +74,7 @@ def fetch(root: Path, name: str, expected_bytes: int, write: Callable[[Path], St
         write: Writes the pair at a path prefix and returns its figures. Called with the lock held.
 
     Raises:
-        UserError: The cache cannot be written (exit code 2) or is full (3). Nothing half-written stays.
+        UserError: The cache cannot be written or is full. Nothing half-written stays.
     """
     # Without the lock first: a valid entry also serves from a read-only or lock-less file system.
     entry = _read(root / name)
@@ -169,7 +158,7 @@ def _cache_error(root: Path, expected_bytes: int, error: OSError) -> UserError:
             f"free {format_bytes(expected_bytes)}, or data.cache_directory=/path/with/room",
             "data.cache_directory",
         )
-    return wrong(
+    return does_not_fit(
         f"data.cache_directory={root} cannot be written: {error.strerror or error}.",
         "data.cache_directory=/path/you/can/write",
         "data.cache_directory",

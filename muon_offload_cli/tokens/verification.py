@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from muon_offload_cli.config.locations import from_home
-from muon_offload_cli.config.schema import Config, DataSource, ParallelConfig
+from muon_offload_cli.config.rules.topology import length_step
+from muon_offload_cli.config.schema import Config, DataSource
 from muon_offload_cli.config.vocabulary import tokenizer_folder, vocabulary_size
 from muon_offload_cli.errors import Level, Problem, UserError, wrong
+from muon_offload_cli.tokens.conversations import Example
+from muon_offload_cli.tokens.encoding import ByteEncoder
 from muon_offload_cli.tokens.indexed_pair import check_pair, read_spans
 from muon_offload_cli.tokens.preparation import prepare
 from muon_offload_cli.tokens.text_corpus import usable_files
 from muon_offload_cli.units import MIB, round_up
+
+type Lengths = npt.NDArray[np.int64]
 
 LOOKED_AT_BYTES = 16 * MIB
 """Of each file with lines, by a check that starts nothing: a fifth of a second."""
@@ -30,7 +35,15 @@ def look_at_data(config: Config) -> tuple[Problem, ...]:
         match data.source:
             case DataSource.text | DataSource.chat:
                 corpus, problems = usable_files(data)
-                return (*problems, *(corpus.look(LOOKED_AT_BYTES) if corpus.files else ()))
+                lengths = _Lengths(config.train.sequence_length)
+                if corpus.files:
+                    see = lengths.see if data.source is DataSource.chat else bool
+                    problems += corpus.look(LOOKED_AT_BYTES, see)
+                # A model's tokenizer is too slow to load for a look, and a part says nothing of the rest.
+                whole = all(file.num_bytes <= LOOKED_AT_BYTES for file in corpus.files)
+                if lengths.firsts and whole and not problems and tokenizer_folder(config) is None:
+                    problems += _nothing_left(config, np.array(lengths.firsts), np.array(lengths.totals))
+                return tuple(problems)
             case DataSource.indexed:
                 if data.prefix:
                     check_pair(from_home(data.prefix).absolute())
@@ -39,6 +52,23 @@ def look_at_data(config: Config) -> tuple[Problem, ...]:
     except UserError as error:
         return tuple(error.problems)
     return ()
+
+
+class _Lengths:
+    """Where responses begin and end, as bytes, until one begins within the sequence length."""
+
+    def __init__(self, sequence_length: int) -> None:
+        self.firsts: list[int] = []
+        self.totals: list[int] = []
+        self._most = sequence_length
+
+    def see(self, example: Example) -> None:
+        """Note an example's first counted token, as `Spans.first_counted` has it, and its length."""
+        if self.firsts and self.firsts[-1] <= self._most:
+            return
+        spans = ByteEncoder().encode(example)
+        self.firsts.append(1 if spans[0].counted else len(spans[0].tokens))
+        self.totals.append(sum(len(span.tokens) for span in spans))
 
 
 def write_tokens(config: Config) -> list[Problem]:
@@ -75,29 +105,30 @@ def shortest_sequence(config: Config) -> int:
     return 0 if prefix is None else int(read_spans(prefix).first_counted().min())
 
 
-def _length_step(parallel: ParallelConfig) -> int:
-    """Return what sequence lengths must be a multiple of; see the rules ``sequence-parallel`` and ``-cp``."""
-    return math.lcm(
-        parallel.tp if parallel.sequence_parallel else 1, 2 * parallel.cp if parallel.cp > 1 else 1
-    )
+def _nothing_left(config: Config, firsts: Lengths, totals: Lengths) -> list[Problem]:
+    """Return the problem of examples of which not one begins its response within the sequence length."""
+    sequence_length, key = config.train.sequence_length, "train.sequence_length"
+    if firsts.min() <= sequence_length:
+        return []
+    what = f"{key}={sequence_length}: every prompt is longer than that, so that no response is left to learn"
+    what += " from."
+    return [Problem(what=what, fix=_enough(config, totals), keys=(key,))]
+
+
+def _enough(config: Config, totals: Lengths) -> str:
+    # A sequence is one token longer than its labels, which are one token ahead.
+    return f"train.sequence_length={round_up(int(totals.max()) - 1, length_step(config.parallel))}"
 
 
 def _lengths(config: Config, prefix: Path) -> list[Problem]:
     sequence_length = config.train.sequence_length
     spans = read_spans(prefix)
     firsts, totals = spans.first_counted(), spans.document_lengths()
-    # A sequence is one token longer than its labels, which are one token ahead.
+    if refused := _nothing_left(config, firsts, totals):
+        raise UserError(problems=refused)
     silent = int(np.count_nonzero(firsts > sequence_length))
     cut = int(np.count_nonzero(totals > sequence_length + 1)) - silent
     keys = ("train.sequence_length",)
-    enough = f"train.sequence_length={round_up(int(totals.max()) - 1, _length_step(config.parallel))}"
-    if silent == len(totals):
-        raise wrong(
-            f"train.sequence_length={sequence_length}: every prompt is longer than that, so that no response "
-            "is left to learn from.",
-            enough,
-            *keys,
-        )
     notes = []
     if silent:
         notes.append(
@@ -109,5 +140,5 @@ def _lengths(config: Config, prefix: Path) -> list[Problem]:
             f"train.sequence_length={sequence_length}: {cut} of {len(totals)} examples lose the end of their "
             "response."
         )
-    fix = f"{enough} keeps every example whole"
+    fix = f"{_enough(config, totals)} keeps every example whole"
     return [Problem(what=note, fix=fix, keys=keys, level=Level.NOTE) for note in notes]

@@ -230,3 +230,8 @@ def test_listing_while_saves_end_and_old_checkpoints_go_is_no_fault(tmp_path: Pa
     finally:
         over.set()
         mover.join()
+
+
+def test_a_file_where_saves_grow_holds_none(tmp_path: Path) -> None:
+    (tmp_path / SAVING).touch()
+    assert list_checkpoints(tmp_path) == []

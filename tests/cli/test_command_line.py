@@ -68,6 +68,31 @@ def test_every_shipped_recipe_passes_strictly_for_its_own_cluster(
     assert main.run(["check-config", f"recipe={recipe}", "--strict"]) == 0, capsys.readouterr().err
 
 
+def test_a_run_folder_that_train_would_refuse_is_refused_by_a_look_that_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "precious").touch()
+    named = [RECIPE, "data=mock", f"run.directory={tmp_path / 'taken'}"]
+    told = []
+    for command in ("check-config", "train"):
+        assert main.run([command, *named]) == 2
+        told.append(capsys.readouterr().err.partition("error: ")[2].splitlines()[:2])
+    assert told[0] == told[1]
+    assert told[0][0] == f"run.directory={tmp_path / 'taken'} is not empty; a run needs a folder of its own."
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["check-config", RECIPE, "data=mock"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    monkeypatch.chdir("/proc")
+    for words in (["check-config"], ["train", "--dry-run"]):
+        assert main.run([*words, RECIPE, "data=mock"]) == 3
+        assert (
+            "run.directory=/proc/runs/tiny is on /proc (proc), which keeps no files"
+            in capsys.readouterr().err
+        )
+    assert main.run(["disk-plan", RECIPE, "data=mock"]) == 0
+
+
 def test_problems_go_to_standard_error_on_unbroken_lines_and_the_verdict_to_standard_output() -> None:
     long = "/" + "x" * 300
     done = process("check-config", RECIPE, "data=text", f"data.paths=[{long}]")

@@ -64,6 +64,36 @@ def test_what_was_shrunk_and_kept_is_said_first(tmp_path: Path) -> None:
     assert "rank 0 died of signal 9" in done.stdout
 
 
+def test_keys_that_no_leg_reads_are_named_with_the_reason(tmp_path: Path) -> None:
+    mine = ["checkpoint.directory=c", "resume=auto", "run.directory=r", "checkpoint.interval=0"]
+    done = rehearse(tmp_path, {"steps": 4, "ranks": {"0": {"die": 9}}}, *mine)
+    told = [line for line in done.stdout.splitlines() if line.startswith("  replaced ")]
+    assert told == [
+        "  replaced run.directory, checkpoint.directory, resume.source: its legs save, resume and write in a "
+        f"folder of their own below {tmp_path / 'nvme'}"
+    ]
+
+
+def test_one_that_is_ended_says_so_last_and_what_a_killed_one_left_is_removed(tmp_path: Path) -> None:
+    nvme = tmp_path / "nvme"
+    arguments = [sys.executable, "-c", PROGRAM, "recipe=tiny", f"offload.directory={nvme}"]
+    plan = {"steps": 4, "ranks": {"0": {"at": 2, "hang": True}}}
+    with fake_torchrun.started(arguments, plan) as process:
+        fake_torchrun.wait_until(lambda: len(list(nvme.glob("*/straight/reports/*.json"))) == 4)
+        process.kill()
+        process.wait(timeout=fake_torchrun.HANG_S)
+    (left,) = nvme.iterdir()
+    fake_torchrun.wait_until(lambda: fake_torchrun.processes_of(tmp_path) == [])
+    with fake_torchrun.started(arguments, plan) as process:
+        fake_torchrun.wait_until(lambda: not left.exists() and any(nvme.glob("*/straight/reports/*.json")))
+        process.terminate()
+        said, _ = process.communicate(timeout=fake_torchrun.HANG_S)
+    assert process.returncode == 143
+    assert f"  removed {left}, which a rehearsal that was killed had left" in said.splitlines()
+    assert said.splitlines()[-1] == "ended by SIGTERM"
+    assert list(nvme.iterdir()) == []
+
+
 def test_a_user_error_of_a_rank_is_passed_on_and_nothing_is_left(tmp_path: Path) -> None:
     problem = {"what": "the drive is on fire.", "fix": "water", "exit_code": 3}
     plan = {"steps": 4, "ranks": {str(rank): {"problems": [problem]} for rank in range(4)}}

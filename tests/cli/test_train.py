@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,6 +64,8 @@ def test_a_run_ends_in_its_verdict_and_leaves_its_folder(tmp_path: Path) -> None
     run = tmp_path / "run"
     assert yaml.safe_load((run / "resolved.yaml").read_text())["device"] == "cpu"
     assert (run / "run.sh").stat().st_mode & 0o100
+    head = (run / "run.sh").read_text().splitlines()[1]
+    assert shlex.split(head) == ["#", "muon-offload", "train", *words(tmp_path)]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["success"], summary["steps"], summary["first_loss"]) == (True, 3, 5.0)
     assert [row["disk_bytes"] for row in summary["ranks"]] == [4 << 20] * 4

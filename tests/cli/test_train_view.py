@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from muon_offload_cli.cli.train_view import PIPE_WIDTH, TrainView, figures_of, make_console, printable
+from muon_offload_cli.cli.train_view import PIPE_WIDTH, TrainView, figures_of, make_console
 from muon_offload_cli.config.rules import MachineFacts, PlannedFacts
 from muon_offload_cli.config.schema import Config, DataSource, Engine
 from muon_offload_cli.launch.figures import StepSeen
@@ -171,5 +171,8 @@ def test_a_note_of_all_ranks_is_shown_once(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "note: O_DIRECT is refused on /nvme: buffered I/O\n"
 
 
-def test_control_characters_of_a_log_are_made_visible() -> None:
-    assert printable("a\x1b[2Jb\t") == "a\\x1b[2Jb\\t"
+def test_control_characters_and_bytes_that_are_no_text_are_made_visible(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    TrainView(make_console(), total_steps=1).line("a\x1b[2Jb\t/r\udcfe")
+    assert capsys.readouterr().out == "a\\x1b[2Jb\\t/r\\xfe\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -156,12 +157,29 @@ def test_a_misspelled_key_or_part_is_answered_with_the_nearest_one(word: str, su
 def test_three_misspelled_keys_give_three_problems_next_to_those_of_the_recipe(tmp_path: Path) -> None:
     recipe = recipe_file(tmp_path, MINIMAL + "modle: {num_layers: 3}\n")
     problems = problems_of(recipe, "optimzer.lr=1", "train.stpes=1", "ofload=disk")
-    assert [problem.keys[0] for problem in problems] == [
-        "optimzer.lr",
-        "train.stpes",
-        "ofload",
-        "modle.num_layers",
-    ]
+    assert [problem.keys[0] for problem in problems] == ["train.stpes", "ofload", "optimzer.lr", "modle"]
+
+
+def test_a_misspelt_section_of_a_recipe_is_told_once_with_a_command_that_corrects_it(tmp_path: Path) -> None:
+    section = "trian:\n  seed: 3\n  micro_batch: 1\n  stepz: 4\nmodel: {mo: {topk: 1, num_experts: 2}}\n"
+    recipe = recipe_file(tmp_path, MINIMAL + section)
+    whole, key, inner = problems_of(recipe)
+    assert whole.what == f"there is no section 'trian' in {recipe}: train is meant."
+    assert "there is no key 'train.stepz'" in key.what
+    assert inner.what == f"there is no section 'model.mo' in {recipe}: model.moe is meant."
+    assert inner.fix == "write moe in the place of mo"
+    alone = recipe_file(tmp_path, MINIMAL.replace("train:", "trian:"))
+    (whole,) = problems_of(alone)
+    subprocess.run(shlex.split(whole.fix), check=True)
+    assert compose(alone).config.train.steps
+
+
+def test_words_of_a_misspelt_section_are_told_once_with_words_that_can_be_pasted() -> None:
+    (problem,) = problems_of("tiny", "trian.steps=3", "trian.seed=5", "trian.seed=x y")
+    assert (
+        problem.what == "there is no section 'trian' (trian.steps, trian.seed, trian.seed): train is meant."
+    )
+    assert problem.fix == "train.steps=3 train.seed=5 'train.seed=x y'"
 
 
 @pytest.mark.parametrize(

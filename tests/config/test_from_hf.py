@@ -22,6 +22,9 @@ from muon_offload_cli.config.hf_file import HfFile
 from muon_offload_cli.config.model_schema import ModelConfig
 from muon_offload_cli.config.rehearsal import rehearse
 from muon_offload_cli.config.rehearsal_model import layers_with_experts, layers_with_linear_attention
+from muon_offload_cli.config.rules import check, refuses
+from muon_offload_cli.config.rules.facts import MachineFacts
+from muon_offload_cli.config.rules.model import context
 from muon_offload_cli.errors import UserError
 
 FOLDER = Path(__file__).parent / "hf"
@@ -111,6 +114,43 @@ def test_a_layer_of_a_further_token_may_be_left_out_and_training_may_differ() ->
     words = ["model.mtp_num_layers=null", "model.moe.aux_loss_coeff=0.01", "model.init_std=0.01"]
     config = compose("glm45_air", [f"model.from_hf={FOLDER / 'glm45_air'}", *words]).config
     assert config.model.mtp_num_layers is None
+
+
+def test_positions_of_the_file_go_before_those_of_a_part_and_longer_sequences_are_warned_of(
+    tmp_path: Path,
+) -> None:
+    base = f"model.from_hf={write(tmp_path, published('qwen3_4b') | {'max_position_embeddings': 1000})}"
+    for words in ([base], [base, "model=from_hf"]):
+        composed = compose("qwen3_4b", words)
+        (told,) = context(composed.config, composed.written, MachineFacts())
+        assert told.what.startswith(
+            "train.sequence_length=4096 is longer than model.max_position_embeddings=1000, from "
+            f"{tmp_path}/config.json: "
+        )
+        assert told.fix == "train.sequence_length=1000"
+    own = compose("qwen3_4b", [base, "model.max_position_embeddings=8192"])
+    assert context(own.config, own.written, MachineFacts()) == []
+
+
+def test_a_wrong_number_of_the_file_is_to_be_corrected_there_and_not_in_a_circle(tmp_path: Path) -> None:
+    wrong = published("qwen3_4b") | {"num_key_value_heads": 3, "rms_norm_eps": float("nan")}
+    layout = ["parallel.ep=1", "parallel.tp=1", "parallel.sequence_parallel=false"]
+    composed = compose("tiny", [f"model.from_hf={write(tmp_path, wrong)}", "model=from_hf", *layout])
+    found = check(
+        composed.config, composed.written, MachineFacts(), own=composed.own, from_file=composed.from_file
+    )
+    assert [problem.fix for problem in refuses(found) if problem.keys[0].startswith("model.n")] == [
+        f"correct rms_norm_eps in {tmp_path}/config.json: 1e-06 would do",
+        f"correct num_key_value_heads in {tmp_path}/config.json: 2 would do",
+    ]
+    words = [f"model.from_hf={tmp_path}", "model=from_hf", "model.num_query_groups=2", *layout]
+    with pytest.raises(UserError) as caught:
+        compose("tiny", words)
+    assert caught.value.problems[0].fix == "model.num_query_groups=3"
+    write(tmp_path, published("qwen3_4b") | {"num_attention_heads": 0})
+    with pytest.raises(UserError) as caught:
+        compose("tiny", words[:2])
+    assert caught.value.problems[0].fix == "download the file again, or correct the key"
 
 
 def test_transformers_5_spells_positions_and_experts_otherwise(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from muon_offload_cli.config.compose import compose
 from muon_offload_cli.config.gathering import gather_facts, look_at_directory, resolve_directory
 from muon_offload_cli.config.inputs import look_at_pretrained
 from muon_offload_cli.errors import UserError
+from muon_offload_cli.tokens.preparation import prepare
 
 
 def test_a_directory_that_does_not_exist_is_judged_by_its_nearest_parent_and_not_made(tmp_path: Path) -> None:
@@ -190,6 +191,23 @@ def test_every_folder_that_a_run_names_to_write_into_is_looked_at(
     (problem,) = gather_facts(config, probe=False).problems
     assert problem.what.startswith("run.directory=/a")
     assert problem.fix == "run.directory=/a/folder/that/you/may/write"
+
+
+def test_a_cache_of_the_users_own_that_cannot_be_made_is_looked_at_before_tokens_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose("tiny", ["data=stdlib"]).config
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc")
+    found = gather_facts(config, probe=False).folders["data.cache_directory"]
+    assert (found.path, found.kind) == (Path("/proc/muon-offload"), "proc")
+    with pytest.raises(
+        UserError, match=r"data.cache_directory=/proc/muon-offload cannot be written"
+    ) as caught:
+        prepare(config.data)
+    assert caught.value.exit_code == 3
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "muon-offload").mkdir()
+    assert "data.cache_directory" not in gather_facts(config, probe=False).folders
 
 
 def test_a_directory_named_twice_is_looked_at_once(tmp_path: Path) -> None:

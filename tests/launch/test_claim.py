@@ -15,10 +15,11 @@ import psutil
 import pytest
 from fake_torchrun import wait_until
 
-from muon_offload_cli.checkpoints.names import LOCK
+from muon_offload_cli.checkpoints.names import LOCK, SAVING
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.launch.claim import sole_saver
+from muon_offload_cli.launch.resume import settle_checkpoints
 
 
 def saving(folder: Path | None, node_rank: int = 0) -> Config:
@@ -142,14 +143,23 @@ def test_another_users_lock_that_cannot_be_opened_is_told_with_what_removes_it(
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/nowhere/at/all")])
-def test_what_is_no_lock_file_is_told_with_what_removes_it(
-    tmp_path: Path, make: Callable[[Path], None]
+@pytest.mark.parametrize("source", [None, "auto", "none", "2"])
+def test_what_is_no_lock_file_is_told_with_what_removes_it_and_so_by_a_look(
+    tmp_path: Path, make: Callable[[Path], None], source: str | None
 ) -> None:
     make(tmp_path / LOCK)
-    with pytest.raises(UserError) as refused, sole_saver(saving(tmp_path)):
+    config = saving(tmp_path)
+    with pytest.raises(UserError) as refused, sole_saver(config):
         pass
     assert refused.value.problems[0].fix == f"rm -r {tmp_path / LOCK}"
-    subprocess.run(refused.value.problems[0].fix.split(), check=True)
+    (tmp_path / SAVING).touch()
+    config.resume.source = source
+    with pytest.raises(UserError) as looked:
+        settle_checkpoints(config, tmp_path)
+    lock, growing = looked.value.problems
+    assert (lock, growing.fix) == (refused.value.problems[0], f"rm -r {tmp_path / SAVING}")
+    for problem in (lock, growing):
+        subprocess.run(problem.fix.split(), check=True)
     with sole_saver(saving(tmp_path)):
         pass
 

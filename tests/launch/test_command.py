@@ -101,7 +101,7 @@ def test_what_would_end_every_import_of_megatron_is_taken_away_where_it_is_set()
         ("PYTHONWARNINGS", None),
     }
     settings = [Setting(name="PYTHONWARNINGS", value=None, reason="why")]
-    text = script(["true"], settings, metrics=Path("/r/metrics"), base=Path("/"), title="t")
+    text = script(["true"], settings, metrics=Path("/r/metrics"), base=Path("/"), asked=["t"])
     assert "# why\nunset PYTHONWARNINGS\n" in text
 
 
@@ -123,11 +123,11 @@ def test_the_script_word_for_word() -> None:
         settings,
         metrics=FOLDER.metrics,
         base=Path("/it's here"),
-        title="muon-offload train\nrm -rf",
+        asked=["muon-offload", "train", "a\nrm -rf", "b= c"],
     )
     assert text == (
         "#!/usr/bin/env bash\n"
-        "# muon-offload train rm -rf\n"
+        "# muon-offload train $'a\\x0arm -rf' 'b= c'\n"
         "set -eu\n"
         "cd '/it'\"'\"'s here'\n"
         "if [ -n \"$(ls -A '/runs/a run/metrics')\" ]; then\n"
@@ -156,14 +156,14 @@ def test_the_script_word_for_word() -> None:
 def test_bash_hands_on_the_very_words(words: list[str]) -> None:
     probe = ["/usr/bin/printf", "%s\\0", *words]
     settings = [Setting(name="A", value=" ".join(words), reason="r")]
-    text = script(probe, settings, metrics=FOLDER.metrics, base=Path("/"), title="t")
+    text = script(probe, settings, metrics=FOLDER.metrics, base=Path("/"), asked=["t"])
     done = subprocess.run(["bash", "-c", text], capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == (words or [""])
 
 
 def test_what_a_dry_run_prints_does_the_run_when_piped_into_bash(tmp_path: Path) -> None:
     folder = RunFolder(root=tmp_path / "a run")
-    text = script(["cat", str(folder.resolved)], [], metrics=folder.metrics, base=tmp_path, title="t")
+    text = script(["cat", str(folder.resolved)], [], metrics=folder.metrics, base=tmp_path, asked=["t"])
     done = subprocess.run(["bash"], input=by_hand("a: $HOME\n", text, folder), capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("a: $HOME\n", "")
     assert folder.reports.is_dir()
@@ -173,7 +173,7 @@ def test_a_script_refuses_a_folder_in_which_a_run_has_written(tmp_path: Path) ->
     folder = RunFolder(root=tmp_path / "a run")
     folder.metrics.mkdir(parents=True)
     folder.rank_metrics(0).touch()
-    text = script(["echo", "started"], [], metrics=folder.metrics, base=tmp_path, title="t")
+    text = script(["echo", "started"], [], metrics=folder.metrics, base=tmp_path, asked=["t"])
     done = subprocess.run(["bash"], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{folder.root} holds a run already" in done.stderr
@@ -224,12 +224,12 @@ def test_a_folder_that_takes_no_more_is_left_empty(tmp_path: Path) -> None:
 
 def test_a_named_folder_that_is_a_file_or_below_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for name in ("file", "file/below"):
+    for name, code in (("file", 2), ("file/below", 3)):
         asked = config()
         asked.run.directory = name
         with pytest.raises(UserError, match=r"run\.directory") as caught:
             create_folder(asked, now=NOW, base=tmp_path)
-        assert caught.value.exit_code == 2
+        assert caught.value.exit_code == code
 
 
 def test_nodes_that_share_a_file_system_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from muon_offload_cli.config.rehearsal import rehearse
 from muon_offload_cli.config.schema import DataConfig, DataSource
 from muon_offload_cli.errors import UserError
 from muon_offload_cli.megatron.data.response_dataset import ResponseDataset, make_sample
+from muon_offload_cli.tokens import verification
 from muon_offload_cli.tokens.preparation import PreparedTokens, prepare
 from muon_offload_cli.tokens.verification import look_at_data, shortest_sequence, write_tokens
 
@@ -150,14 +151,24 @@ def test_what_the_sequence_length_cuts_is_told_before_the_run(tmp_path: Path) ->
     assert write_tokens(config) == []
 
 
-def test_a_run_without_any_response_left_is_refused_with_a_length_that_works(tmp_path: Path) -> None:
+def test_a_run_without_any_response_left_is_refused_with_a_length_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = run(tmp_path, 4, ("abcde", "x"), ("abcdef", "x"))
+    looked = look_at_data(config)
+    assert not (tmp_path / "cache").exists()
     with pytest.raises(UserError, match="every prompt is longer") as caught:
         write_tokens(config)
     (problem,) = caught.value.problems
     assert problem.fix == "train.sequence_length=8"
+    assert looked == (problem,)
+    monkeypatch.setattr(verification, "LOOKED_AT_BYTES", 10)
+    # What is not looked at may hold a shorter one.
+    assert look_at_data(config) == ()
+    monkeypatch.undo()
     config.train.sequence_length = 8
     assert write_tokens(config) == []
+    assert look_at_data(config) == ()
 
 
 @pytest.mark.parametrize(("tp", "cp", "length"), [(1, 1, 7), (2, 1, 8), (4, 3, 12), (1, 2, 8)])

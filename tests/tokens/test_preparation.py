@@ -233,7 +233,7 @@ def test_processes_that_prepare_at_the_same_time_write_once(data):
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code", "told"), [(errno.ENOSPC, 3, "full"), (errno.EIO, 2, "Input")]
+    ("number", "exit_code", "told"), [(errno.ENOSPC, 3, "full"), (errno.EIO, 3, "Input")]
 )
 def test_a_write_that_fails_leaves_nothing_half_written(data, monkeypatch, number, exit_code, told):
     def fail(self: Any, sequence: Any) -> None:

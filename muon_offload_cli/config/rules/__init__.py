@@ -100,6 +100,7 @@ def check(
     *,
     here: bool = True,
     own: Mapping[str, Any] = NOTHING,
+    from_file: Mapping[str, str] = NOTHING,
 ) -> list[Problem]:
     """Run every rule.
 
@@ -109,6 +110,7 @@ def check(
         facts: What is known of the machine at hand.
         here: The run is meant for this machine; else what only the machine can tell is a note.
         own: What the recipe has where the command line says otherwise, from `Composition.own`.
+        from_file: Keys that a Hugging Face model decides, from `Composition.from_file`.
 
     Returns:
         Everything that was found, errors before warnings before notes.
@@ -117,7 +119,7 @@ def check(
     for rule in all_rules():
         problems = rule(config, written, facts)
         found += problems if here or not rule.machine else map(as_note, problems)
-    found = [numbers.with_own_number(problem, own) for problem in found]
+    found = [pretrained.in_its_file(numbers.with_own_number(problem, own), from_file) for problem in found]
     order = list(Level)
     return sorted(found, key=lambda problem: order.index(problem.level))
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Set
 
+from muon_offload_cli.config.hf_file import CONFIG
 from muon_offload_cli.config.keys import nearest
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
-from muon_offload_cli.config.rules.settings import count_of, in_range
-from muon_offload_cli.config.rules.topology import largest_divisor
+from muon_offload_cli.config.rules.settings import count_of, has_flag, in_range
+from muon_offload_cli.config.rules.topology import largest_divisor, length_step
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.units import round_up
 
 # --moe-router-load-balancing-type of megatron/training/arguments.py.
 LOAD_BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "quantile_balancing", "none")
+# Flags that make rotary positions reach further than they were trained for.
+STRETCHES = ("rotary_seq_len_interpolation_factor", "use_rope_scaling")
 # A pattern has an entry or a product for each layer; more is no pattern.
 MAX_PATTERN = 4000
 
@@ -45,6 +48,28 @@ def query_groups(config: Config, written: Set[str], facts: MachineFacts) -> Iter
             fix=f"model.num_query_groups={largest_divisor(heads, groups)}",
             keys=("model.num_attention_heads", "model.num_query_groups"),
         )
+
+
+@rule(
+    name="context",
+    reason="Rotary positions go on for ever, but weights know only those that they were trained on.",
+)
+def context(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[Problem]:
+    """Warn of sequences that are longer than what the model was published for."""
+    length, positions = config.train.sequence_length, config.model.max_position_embeddings
+    stretched = any(has_flag(config, flag) for flag in STRETCHES)
+    if positions is None or not 1 <= positions < length or stretched:
+        return
+    folder, key = config.model.from_hf, "model.max_position_embeddings"
+    place = "" if folder is None or key in written else f", from {folder}/{CONFIG}"
+    step = length_step(config.parallel)
+    yield Problem(
+        what=f"train.sequence_length={length} is longer than {key}={positions}{place}: "
+        "the model was trained for no later positions.",
+        fix=f"train.sequence_length={positions // step * step or step}",
+        keys=("train.sequence_length", key),
+        level=Level.WARNING,
+    )
 
 
 @rule(name="top-k", reason="A token cannot visit more experts than there are.")

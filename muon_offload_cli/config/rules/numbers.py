@@ -36,6 +36,7 @@ _AT_LEAST_ONE = {
     "model.num_query_groups": 1,
     "model.kv_channels": 64,
     "model.vocab_size": 256,
+    "model.max_position_embeddings": 4096,
     "model.rotary_base": 10000,
     "model.moe.num_experts": 1,
     "model.moe.topk": 1,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+import shlex
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
@@ -90,6 +92,24 @@ def byte_tokens(config: Config, written: Set[str], facts: MachineFacts) -> Itera
             keys=("data.source", "model.hf_weights"),
             level=Level.WARNING,
         )
+
+
+def in_its_file(problem: Problem, from_file: Mapping[str, str]) -> Problem:
+    """Name the file to correct where a fix sets keys that the model's file decides: it would be contradicted.
+
+    Args:
+        problem: What a rule found.
+        from_file: Where each key stands in that file.
+    """
+    try:
+        words = [word.partition("=") for word in shlex.split(problem.fix)]
+    except ValueError:
+        return problem
+    decided = [f"{from_file[key]}: {value} would do" for key, _, value in words if key in from_file]
+    if not decided:
+        return problem
+    others = [f"{key}={value}" for key, _, value in words if key not in from_file]
+    return replace(problem, fix="correct " + ", and ".join([*decided, *others]))
 
 
 @rule(

@@ -10,7 +10,7 @@ from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.rules.settings import LARGEST, count_of, has_flag, setting, value_of
 from muon_offload_cli.config.rules.stages import CUTS
-from muon_offload_cli.config.schema import Config
+from muon_offload_cli.config.schema import Config, ParallelConfig
 from muon_offload_cli.config.vocabulary import vocabulary_size
 from muon_offload_cli.errors import Level, Problem
 from muon_offload_cli.topology import Topology
@@ -220,6 +220,12 @@ def global_batch(config: Config, written: Set[str], facts: MachineFacts) -> Iter
             fix=f"train.global_batch={-(-batch // step) * step}",
             keys=("train.global_batch", "train.micro_batch"),
         )
+
+
+def length_step(parallel: ParallelConfig) -> int:
+    """Return what sequence lengths must be a multiple of, by the rules ``sequence-parallel``, ``-cp``."""
+    over_tp = parallel.tp if parallel.sequence_parallel else 1
+    return max(1, math.lcm(over_tp, 2 * parallel.cp if parallel.cp > 1 else 1))
 
 
 @rule(name="sequence-parallel", reason="Sequence parallelism cuts the sequence over tensor-parallel ranks.")

@@ -8,6 +8,18 @@ from tests.config.rule_cases.case import Case
 CASES = [
     Case("head-size", "model.hidden_size=100", "model.hidden_size=100 model.kv_channels=32"),
     Case("query-groups", "model.num_query_groups=3", "model.num_query_groups=2"),
+    Case(
+        "context",
+        "model.max_position_embeddings=100",
+        "model.max_position_embeddings=128",
+        level=Level.WARNING,
+    ),
+    Case(
+        "context",
+        "model.max_position_embeddings=100 parallel.cp=2",
+        "model.max_position_embeddings=100 megatron.args.rotary_seq_len_interpolation_factor=2",
+        level=Level.WARNING,
+    ),
     Case("top-k", "model.moe.topk=300"),
     Case("normalization", "model.normalization=rms"),
     Case("head-width", "model.kv_channels=48", "model.kv_channels=32", level=Level.WARNING),
