@@ -267,7 +267,8 @@ def make_muon_child(
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:
             """Return the state as views of where it lies; they must not outlive the next step."""
             self._lie()
-            self.offloader.synchronize()
+            if not self.offloader.is_loading:
+                self.offloader.synchronize()
             return super().state_dict(*args, **kwargs)
 
         def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -275,7 +276,6 @@ def make_muon_child(
 
             Megatron's reader puts loaded bytes in place through these views, then calls `load_state_dict`.
             """
-            self.offloader.synchronize()
             return checkpoint_views(super().sharded_state_dict(*args, **kwargs))
 
         @torch.no_grad()

@@ -68,6 +68,9 @@ class StateOffloader:
         open_store: Makes the store of a tier, given the bytes it holds and whether to page-lock memory.
         near_device: CPUs that buffers and threads are kept to; None: those near `device`, as the system says.
 
+    Attributes:
+        is_loading: Whether a load is under way: see `loading`.
+
     Raises:
         UserError: The directory cannot be used or the state does not fit there; nothing is left behind.
     """
@@ -94,6 +97,7 @@ class StateOffloader:
                 self._allocate(settings, device, open_store or _open_store)
             guard.pop_all()
         self.sweeps = 0
+        self.is_loading = False
 
     def _allocate(self, settings: OffloadSettings, device: torch.device, open_store: OpenStore) -> None:
         pinned = device.type == "cuda"
@@ -165,6 +169,18 @@ class StateOffloader:
     def prefetch(self) -> None:
         """Begin fetching for the next sweep, so that it happens while forward and backward run."""
         self._pipeline.prefetch()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Note that a load is under way: who shows where state lies need not wait until its bytes are there.
+
+        The loader calls `synchronize` before it writes the first of them.
+        """
+        self.is_loading = True
+        try:
+            yield
+        finally:
+            self.is_loading = False
 
     @contextmanager
     def written_outside(self) -> Iterator[None]:
