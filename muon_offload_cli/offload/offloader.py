@@ -6,6 +6,7 @@ chunk, swept once a step, and synchronized before anyone reads the state from ou
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -272,10 +273,16 @@ class StateOffloader:
     def close(self) -> None:
         """Stop all threads, release memory, and with it the file that has no name.
 
+        On a thread of an offloader, where Python may happen to collect the owner of this one as garbage, a
+        thread of its own does that: none can wait for its own end.
+
         Raises:
             StoreError: The last write-back failed; everything is released all the same.
         """
-        self._resources.close()
+        if threading.current_thread().name.startswith("muon-"):
+            threading.Thread(target=self._resources.close, name="muon-close").start()
+        else:
+            self._resources.close()
 
     def _describe(self, extent: Extent) -> str:
         """Say what lies in an extent of the file, for an error."""
