@@ -17,6 +17,7 @@ from muon_offload_cli.megatron.attach import install
 from muon_offload_cli.megatron.checkpoints import Checkpoints
 from muon_offload_cli.megatron.cpu_device import cpu_device
 from muon_offload_cli.megatron.entry_point import run_script
+from muon_offload_cli.megatron.expert_scales import own_expert_scales
 from muon_offload_cli.megatron.flags import megatron_flags
 from muon_offload_cli.megatron.hf_weights import watch_for_weights
 from muon_offload_cli.megatron.loops import LoopListener
@@ -66,6 +67,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
         if device == "cpu":
             stack.enter_context(cpu_device())
         stack.enter_context(plain_torch())
+        own_expert_scales(stack)
         # Megatron's parser reads the process's arguments and nothing else.
         stack.replace(sys, "argv", [sys.argv[0], *flags])
         stack.replace(argparse.ArgumentParser, "error", _refuse_flag)
