@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import subprocess
 import sys
@@ -78,7 +79,8 @@ def run_job(
 
     SIGINT, SIGTERM and, unless it is ignored, SIGHUP to this process end the job (SIGTERM to every process of
     it, SIGKILL after the grace; a second signal ends the grace). With `saves_on_sigterm` a first SIGTERM is
-    handed to the ranks alone, which save after their step and end by themselves, however long that takes.
+    handed to the ranks alone, which save after their step and end by themselves, however long that takes; it
+    ends the job like any other where none of them can be reached within the grace.
     Whatever happens, also an exception from `on_event` or SIGKILL to this process, no process of the job
     stays.
 
@@ -108,13 +110,15 @@ def run_job(
         )
         try:
             warned: set[int] = set()
+            reached_by = math.inf
             while leash.poll() is None and not gave_up:
                 _drain(follower, on_event)
                 for notice in quiet.look(time.monotonic()):
                     on_event(notice)
                 if noted:
                     saves = saves_on_sigterm and noted.first == signal.SIGTERM and noted.count == 1
-                    if not saves or not _warn(leash, follower.reports, warned):
+                    reached_by = min(reached_by, time.monotonic() + patience.grace_s)
+                    if not saves or not _warn(leash, follower.reports, warned, reached_by):
                         break
                 gave_up = watch.is_over(time.monotonic())
                 time.sleep(patience.poll_s)
@@ -131,26 +135,29 @@ def run_job(
     )
 
 
-def _warn(leash: subprocess.Popen[bytes], reports: Mapping[int, RankReport], warned: set[int]) -> bool:
-    """Send SIGTERM to the ranks and not to torchrun, which would kill them 30 s later; False: there are none.
+def _warn(
+    leash: subprocess.Popen[bytes], reports: Mapping[int, RankReport], warned: set[int], reached_by: float
+) -> bool:
+    """Send SIGTERM to the ranks and not to torchrun, which would kill them 30 s later; False: none gets it.
 
-    Only processes below the leash are signalled: a number in a report may be another process's by now. One
-    list of them may overlook a rank, so this is called until each has its signal.
+    Only processes below the leash are signalled: a number in a report may be another process's by now. The
+    way up from a rank is cut short where a process on it ends meanwhile, so this is called until each has its
+    signal; a rank that reports later gets it then.
 
     Args:
         leash: Above all processes of the job.
         reports: Of the ranks.
         warned: Ranks' processes that have theirs; the others are added as they get it.
+        reached_by: Until when the first of them may take to be found; seconds of `time.monotonic`.
     """
     pids = {report.pid for report in reports.values() if not report.finished} - warned
-    with contextlib.suppress(psutil.NoSuchProcess):
-        below = psutil.Process(leash.pid).children(recursive=True) if pids else []
-        for rank in below:
-            if rank.pid in pids:
-                warned.add(rank.pid)
-                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    rank.terminate()
-    return bool(pids or warned)
+    for pid in sorted(pids):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            rank = psutil.Process(pid)
+            if any(above.pid == leash.pid for above in rank.parents()):
+                rank.terminate()
+                warned.add(pid)
+    return bool(warned or (pids and time.monotonic() < reached_by))
 
 
 def _drain(follower: Follower, on_event: Callable[[Event], None]) -> None:

@@ -97,8 +97,7 @@ class Checkpoints:
         directory = Path(args.save)
         with resident_growth() as growth:
             began = time.perf_counter()
-            for offloader in self._offloaders:
-                offloader.synchronize()
+            self._settle()
             flushed = time.perf_counter()
             growing = self._alone(lambda: make_room(directory))
             with self._sources() as sources, Substitutions() as stack:
@@ -200,7 +199,10 @@ class Checkpoints:
                 "resume.source",
             )
         with resident_growth() as growth, self._sources() as sources, Substitutions() as stack:
-            Incoming(folder, Seal.read(folder), sources, self._settle_late(stack)).replace_in(stack)
+            for offloader in self._offloaders:
+                # Masters were born shortly before: what belongs elsewhere is read while they are written.
+                stack.enter_context(offloader.loading())
+            Incoming(folder, Seal.read(folder), sources, self._settle).replace_in(stack)
             collect_one_at_a_time(stack)
             demand_same_tensors(stack, folder)
             keep_own_settings(stack)
@@ -211,29 +213,15 @@ class Checkpoints:
             except SystemExit as leaving:
                 # Megatron leaves without an error code where a checkpoint lacks something.
                 raise RuntimeError(f"Megatron gave up loading {folder}; the lines above say why") from leaving
-        for offloader in self._on_disk():
-            offloader.drop_cache()
+        for offloader in self._offloaders:
+            if offloader.settings.engine == "disk":
+                offloader.drop_cache()
         self._observer.loaded(resume.step, time.perf_counter() - began, growth.nbytes)
         return loaded
 
-    def _settle_late(self, stack: Substitutions) -> Callable[[], None]:
-        """Return what waits for the write-back of masters that were born shortly before.
-
-        Megatron asks, before it reads anything, where they lie, not what they are: until `stack` is closed
-        that alone waits for nothing.
-        """
-        waits = [offloader.synchronize for offloader in self._on_disk()]
-        for offloader in self._on_disk():
-            stack.replace(offloader, "synchronize", lambda: None)
-
-        def settle() -> None:
-            for wait in waits:
-                wait()
-
-        return settle
-
-    def _on_disk(self) -> list[Watched]:
-        return [offloader for offloader in self._offloaders if offloader.settings.engine == "disk"]
+    def _settle(self) -> None:
+        for offloader in self._offloaders:
+            offloader.synchronize()
 
 
 def _gathered(mine: Any) -> list[Any]:

@@ -8,20 +8,20 @@ model's weights does it go chunk by chunk. Facts about the base class are in doc
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from muon_offload_cli.errors import UserError, wrong
+from muon_offload_cli.errors import wrong
 from muon_offload_cli.megatron.checkpoint_views import checkpoint_views
 from muon_offload_cli.megatron.late_gradients import LateGradient, widen
-from muon_offload_cli.megatron.muon_state import members_of, second_moment_shape
+from muon_offload_cli.megatron.masters import Masters
+from muon_offload_cli.megatron.muon_state import second_moment_shape
 from muon_offload_cli.megatron.plan_agreement import demand_same_plan
-from muon_offload_cli.offload.offloader import ChunkState, StateOffloader
+from muon_offload_cli.offload.offloader import StateOffloader
 from muon_offload_cli.offload.plan import ParameterSpec
 from muon_offload_cli.offload.settings import OffloadSettings
 
@@ -51,15 +51,11 @@ def make_muon_child(
     class OffloadedMuon(base):  # type: ignore[misc]
         """Muon's mixed-precision optimizer with momentum and masters off the device between steps.
 
-        A master's ``.data`` is a CPU view of its bytes between steps, a NaN placeholder on the device while
-        gradients are prepared (a forgotten read shows itself), and a view of a window while it is stepped.
-        Object identity of masters never changes: Megatron keys state by it.
-
         Attributes:
             offloader: Owner of the bytes.
-            close: Stops the offloader's threads and releases its memory and its file; masters are
-                placeholders from then on, also those that the model still holds. Happens by itself where the
-                optimizer is collected as garbage; a second call does nothing.
+            close: Stops the offloader's threads and releases its memory and its file; masters are released
+                before, also those that the model still holds. Happens by itself where the optimizer is
+                collected as garbage; a second call does nothing.
         """
 
         def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,21 +68,21 @@ def make_muon_child(
             _refuse_second_offload(config, settings())
             groups = optimizer.param_groups
             originals = [list(group["params"]) for group in groups]
-            self._offloaded = [
-                (group_index, parameter)
-                for group_index, parameters in enumerate(originals)
+            self._group_of = [
+                number
+                for number, parameters in enumerate(originals)
                 for parameter in parameters
                 if parameter.dtype in FLOAT16
             ]
-            self._model_params = [parameter for _, parameter in self._offloaded]
-            device = self._model_params[0].device
+            self._weights = [p for parameters in originals for p in parameters if p.dtype in FLOAT16]
+            device = self._weights[0].device
             specs = [
                 ParameterSpec(
-                    shape=tuple(parameter.shape),
-                    domain=bool(groups[group].get("is_expert_parallel", False)),
-                    second_moment=second_moment_shape(optimizer, parameter),
+                    shape=tuple(weight.shape),
+                    domain=bool(groups[number].get("is_expert_parallel", False)),
+                    second_moment=second_moment_shape(optimizer, weight),
                 )
-                for group, parameter in self._offloaded
+                for number, weight in zip(self._group_of, self._weights, strict=True)
             ]
             self.offloader = StateOffloader(specs, settings(), device)
             try:
@@ -97,91 +93,43 @@ def make_muon_child(
                 # Whoever builds an optimizer in vain has nothing to close.
                 self.offloader.close()
                 raise
-            stepped = weakref.ref(optimizer)
-            self.close = weakref.finalize(
-                self, _release, self.offloader, self._masters, self._placeholders, stepped, self._resting
-            )
+            self.close = weakref.finalize(self, self._masters.release, self.offloader)
             # A process that ends leaves nothing behind, and its threads are joined before this could run.
             self.close.atexit = False
             on_built(self)
 
         def _take_over(self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]) -> None:
-            """Fill the tiers with masters and point every master and momentum at its place there."""
-            self._masters: list[Any] = [None] * len(self._offloaded)
-            nan = torch.full((), math.nan, dtype=torch.float32, device=self._model_params[0].device)
-            self._placeholders = [nan.expand(parameter.shape) for parameter in self._model_params]
-            self._bear_masters(base, arguments, originals)
-            self._select = {
-                chunk.index: self._members_by_group(chunk.parameters) for chunk in self.offloader.plan.chunks
-            }
-            self._resident = [
-                [parameter for parameter in parameters if parameter.dtype not in FLOAT16]
-                for parameters in originals
-            ]
-            self._resting: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {
-                index: (master, kept)
-                for state in self.offloader.resting()
-                for index, master, kept in members_of(state)
-            }
-            self._prepared = False
-            self._rest(range(len(self._masters)))
-
-        def _bear_masters(
-            self, base: type[Any], arguments: tuple[Any, ...], originals: list[list[Any]]
-        ) -> None:
-            """Let the base class build one chunk after another, so that never all masters are on the device.
+            """Let the base class make masters a chunk at a time, and give them their places in the tiers.
 
             It fills the list it is given with masters and copies every attribute that its version knows of.
             Its own lists are written in the optimizer's order at the end, whatever order the chunks had:
             Megatron pairs them with the parameter groups by position when it names a checkpoint's tensors.
             """
             groups = arguments[0].param_groups
+            self._resident = [[p for p in parameters if p.dtype not in FLOAT16] for parameters in originals]
 
             def build(parameters: list[list[Any]]) -> None:
                 for group, subset in zip(groups, parameters, strict=True):
-                    group["params"] = subset
+                    group["params"] = list(subset)
                 base.__init__(self, *arguments)
 
-            master_of: dict[int, torch.nn.Parameter] = {}
-            for state in self.offloader.fill():
-                subset: list[list[Any]] = [[] for _ in groups]
-                for index in state.parameters:
-                    subset[self._offloaded[index][0]].append(self._model_params[index])
-                build(subset)
-                for index, target in zip(state.parameters, state.masters, strict=True):
-                    master = self._model_params[index].main_param
-                    target.copy_(master.data)
-                    master.data = self._placeholders[index]
-                    self._masters[index] = master_of[id(self._model_params[index])] = master
-            build([[p for p in parameters if p.dtype not in FLOAT16] for parameters in originals])
-            self.float16_groups = [[p for p in parameters if id(p) in master_of] for parameters in originals]
-            self.fp32_from_float16_groups = [[master_of[id(p)] for p in kept] for kept in self.float16_groups]
-            self.fp32_from_fp32_groups = [
-                [p for p in parameters if id(p) not in master_of] for parameters in originals
-            ]
+            def make(indices: Iterable[int]) -> None:
+                build(self._by_group(indices, self._weights))
+
+            self._masters = Masters(arguments[0], self._weights, self.offloader, make)
+            build(self._resident)
+            everything = range(len(self._weights))
+            self.float16_groups = self._by_group(everything, self._weights)
+            self.fp32_from_float16_groups = self._by_group(everything, self._masters.all)
             for group, parameters in zip(groups, originals, strict=True):
-                group["params"] = [master_of.get(id(parameter), parameter) for parameter in parameters]
+                group["params"] = [p.main_param if p.dtype in FLOAT16 else p for p in parameters]
+            self._masters.rest()
 
-        def _members_by_group(self, parameters: tuple[int, ...]) -> list[list[Any]]:
-            members: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
-            for index in parameters:
-                members[self._offloaded[index][0]].append(self._masters[index])
-            return members
-
-        def _rest(self, parameters: Any) -> None:
-            """Point masters and their state at their bytes between steps."""
-            for index in parameters:
-                master = self._masters[index]
-                master.grad = None
-                master.data, kept = self._resting[index]
-                self.optimizer.state[master].update(kept)
-
-        def _enter(self, state: ChunkState) -> None:
-            """Point masters and state of a chunk at its window."""
-            for index, data, kept in members_of(state):
-                master = self._masters[index]
-                master.data = data
-                self.optimizer.state[master].update(kept)
+        def _by_group(self, indices: Iterable[int], members: list[Any]) -> list[list[Any]]:
+            groups: list[list[Any]] = [[] for _ in self._resident]
+            for index in indices:
+                groups[self._group_of[index]].append(members[index])
+            return groups
 
         @contextmanager
         def _stepping(self, members: list[list[Any]]) -> Iterator[None]:
@@ -196,28 +144,15 @@ def make_muon_child(
                 for group, parameters in zip(groups, whole, strict=True):
                     group["params"] = parameters
 
-        def _lie(self) -> None:
-            """Point all masters at their bytes and leave gradients as they are; closed, there are none."""
-            for index, (data, _) in self._resting.items():
-                self._masters[index].data = data
-
-        def _forget_step(self) -> None:
-            """End a step that was prepared and not taken: a norm was not finite, or too large."""
-            if self._prepared:
-                self._prepared = False
-                self._rest(range(len(self._masters)))
-
         @torch.no_grad()
         def prepare_grads(self) -> bool:
-            """Assign gradients to masters, which look like device tensors of NaN until the step ends."""
-            self._prepared = True
-            for master, placeholder in zip(self._masters, self._placeholders, strict=True):
-                master.data = placeholder
+            """Assign gradients to masters, which look like device tensors until the step ends."""
+            self._masters.await_step()
             return bool(super().prepare_grads())
 
         def _copy_model_grads_to_main_grads(self) -> None:
             """Leave gradients in bf16, if they are that, until their chunk is stepped."""
-            sources: list[Any] = [getattr(parameter, "main_grad", None) for parameter in self._model_params]
+            sources: list[Any] = [getattr(weight, "main_grad", None) for weight in self._weights]
             late = all(source is not None and source.dtype == torch.bfloat16 for source in sources)
             if not late or self.grad_scaler is not None:
                 super()._copy_model_grads_to_main_grads()
@@ -228,22 +163,21 @@ def make_muon_child(
                 super()._copy_model_grads_to_main_grads()
             finally:
                 self.float16_groups = groups
-            for master, parameter, source in zip(self._masters, self._model_params, sources, strict=True):
+            for master, weight, source in zip(self._masters.all, self._weights, sources, strict=True):
                 master.grad = LateGradient.of(source, master.data)
-                parameter.grad = None
+                weight.grad = None
 
         @torch.no_grad()
         def step_with_ready_grads(self) -> bool:
             """Step chunk by chunk and copy each chunk's masters to the model's weights while it is here."""
             for state in self.offloader.sweep():
-                self._enter(state)
-                widen(self._masters[index] for index in state.parameters)
-                with self._stepping(self._select[state.chunk]):
+                self._masters.enter(state)
+                widen(self._masters.all[index] for index in state.parameters)
+                with self._stepping(self._by_group(state.parameters, self._masters.all)):
                     self.optimizer.step()
-                weights = [self._model_params[index].data for index in state.parameters]
+                weights = [self._weights[index].data for index in state.parameters]
                 torch._foreach_copy_(weights, list(state.masters))
-                self._rest(state.parameters)
-            self._prepared = False
+                self._masters.rest(state.parameters)
             if any(self._resident):
                 with self._stepping(self._resident):
                     self.optimizer.step()
@@ -255,19 +189,21 @@ def make_muon_child(
             if state_dict is not None:
                 raise wrong("masters cannot be taken from a state dict while they are offloaded")
             for state in self.offloader.fill(load=True):
-                weights = [self._model_params[index].data for index in state.parameters]
+                weights = [self._weights[index].data for index in state.parameters]
                 torch._foreach_copy_(list(state.masters), weights)
 
         def zero_grad(self, *args: Any, **kwargs: Any) -> None:
             """Begin fetching for the coming step: Megatron calls this before forward and backward."""
-            self._forget_step()
+            # A step that was prepared is not coming: a norm was not finite, or too large.
+            self._masters.rest()
             super().zero_grad(*args, **kwargs)
             self.offloader.prefetch()
 
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:
             """Return the state as views of where it lies; they must not outlive the next step."""
-            self._lie()
-            self.offloader.synchronize()
+            self._masters.show()
+            if not self.offloader.is_loading:
+                self.offloader.synchronize()
             return super().state_dict(*args, **kwargs)
 
         def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -275,22 +211,16 @@ def make_muon_child(
 
             Megatron's reader puts loaded bytes in place through these views, then calls `load_state_dict`.
             """
-            self.offloader.synchronize()
             return checkpoint_views(super().sharded_state_dict(*args, **kwargs))
 
         @torch.no_grad()
         def load_state_dict(self, state_dict: Any) -> None:
             """Take over loaded state; what the checkpoint reader has put in place is not copied again."""
-            self._forget_step()
+            self._masters.rest()
             with self.offloader.written_outside():
                 with self._without_masters_in_place(state_dict) as rest:
                     super().load_state_dict(rest)
-                for index, (_, kept) in self._resting.items():
-                    state = self.optimizer.state[self._masters[index]]
-                    for key, place in kept.items():
-                        if state[key].data_ptr() != place.data_ptr():
-                            place.copy_(state[key])
-                        state[key] = place
+                self._masters.keep_loaded_state()
 
         @contextmanager
         def _without_masters_in_place(self, state_dict: Any) -> Iterator[Any]:
@@ -300,11 +230,7 @@ def make_muon_child(
                 yield state_dict
                 return
             pairs = [
-                [
-                    (mine, other)
-                    for mine, other in zip(*both, strict=True)
-                    if mine.data_ptr() != other.data_ptr()
-                ]
+                [pair for pair in zip(*both, strict=True) if pair[0].data_ptr() != pair[1].data_ptr()]
                 for both in zip(groups, saved, strict=True)
             ]
             self.fp32_from_float16_groups = [[mine for mine, _ in group] for group in pairs]
@@ -315,11 +241,13 @@ def make_muon_child(
 
         def offload_to_cpu(self) -> None:
             """Refuse: the state is off the device already, and its owner is the offloader."""
-            raise _moved_by_hand("offload_to_cpu")
+            raise wrong(
+                "offload_to_cpu() or restore_from_cpu() was called on an optimizer whose state is offloaded",
+                "offload.engine=none",
+                "offload.engine",
+            )
 
-        def restore_from_cpu(self) -> None:
-            """Refuse, as `offload_to_cpu` does."""
-            raise _moved_by_hand("restore_from_cpu")
+        restore_from_cpu = offload_to_cpu
 
     return OffloadedMuon
 
@@ -334,31 +262,3 @@ def _refuse_second_offload(config: Any, settings: OffloadSettings) -> None:
             "leave --chunked-optimizer-state-offload out, or offload.engine=mapped",
             "offload.engine",
         )
-
-
-def _moved_by_hand(method: str) -> UserError:
-    return wrong(
-        f"{method}() was called on an optimizer whose state is offloaded",
-        "offload.engine=none",
-        "offload.engine",
-    )
-
-
-def _release(
-    offloader: StateOffloader,
-    masters: Sequence[Any],
-    placeholders: Sequence[torch.Tensor],
-    stepped: weakref.ref[Any],
-    resting: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]],
-) -> None:
-    """Close `offloader`, and first drop every view of its bytes, which would keep them in memory or on disk.
-
-    A model keeps its masters (``main_param``) when its optimizer is gone.
-    """
-    optimizer = stepped()
-    for master, placeholder in zip(masters, placeholders, strict=True):
-        master.data = placeholder
-        if optimizer is not None:
-            optimizer.state.pop(master, None)
-    resting.clear()
-    offloader.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-import traceback
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +23,7 @@ from muon_offload_cli.megatron.hf_weights import watch_for_weights
 from muon_offload_cli.megatron.loops import LoopListener
 from muon_offload_cli.megatron.observer import Observer
 from muon_offload_cli.megatron.plain_torch import has_transformer_engine, plain_torch
+from muon_offload_cli.megatron.refusals import refusals_told, tell_refusals
 from muon_offload_cli.megatron.release import parser_flags
 from muon_offload_cli.megatron.substitute import Substitutions
 from muon_offload_cli.planner.settings import offload_settings
@@ -71,6 +71,7 @@ def train(config: Config, device: str, observer: Observer) -> None:
         # Megatron's parser reads the process's arguments and nothing else.
         stack.replace(sys, "argv", [sys.argv[0], *flags])
         stack.replace(argparse.ArgumentParser, "error", _refuse_flag)
+        tell_refusals(stack, config)
         watch_for_weights(config, stack)
         LoopListener(observer, stack)
         checkpoints = Checkpoints(config, observer)
@@ -113,46 +114,26 @@ def _refuse_flag(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     )
 
 
-def validated_arguments(config: Config) -> Any:
-    """Let Megatron read its flags from the process's arguments, and judge them together.
-
-    Raises:
-        UserError: It refuses them, and some are the request's own.
-    """
-    from megatron.training.arguments import parse_and_validate_args
-
-    try:
-        return parse_and_validate_args()
-    except (AssertionError, ValueError) as error:
-        if not config.megatron.args:
-            raise
-        # A user's error has no traceback, and the fault may be another's.
-        traceback.print_exc()
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise wrong(
-            f"Megatron refuses the flags of this run together: {reason}.",
-            f"change what does not go with it among megatron.args: {', '.join(config.megatron.args)}",
-            "megatron.args",
-        ) from error
-
-
 def _pretrain(config: Config, prepared: Any, *, transformer_engine: bool) -> None:
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
+    from megatron.training.arguments import parse_and_validate_args
 
     from muon_offload_cli.megatron.data.forward_step import make_forward_step
     from muon_offload_cli.megatron.data.provider import make_datasets_provider
     from muon_offload_cli.megatron.model import embedding_ranks, make_model_provider
 
-    args = validated_arguments(config)
+    with refusals_told(config):
+        container = pretrain_cfg_container_from_args(parse_and_validate_args())
     given: dict[str, Any] = {
-        "cfg_container": pretrain_cfg_container_from_args(args),
+        "cfg_container": container,
         "train_valid_test_dataset_provider": make_datasets_provider(prepared),
         "model_provider": make_model_provider(transformer_engine=transformer_engine),
         "model_type": ModelType.encoder_or_decoder,
         "forward_step_func": make_forward_step(),
-        "get_embedding_ranks": embedding_ranks,
+        # Asked before there is a model, it reads the flags that layers are built from.
+        "get_embedding_ranks": refusals_told(config)(embedding_ranks),
     }
     missing = set(given) - set(inspect.signature(pretrain).parameters)
     if missing:

@@ -140,7 +140,7 @@ class StagedMover(Mover):
         arrival = _Arrival(extent)
         self._arriving.append(arrival)
         if after is not None:
-            self._unwritten.await_chunk(extent)
+            self._unwritten.await_chunk(extent.offset)
         self._dispatcher.submit(lambda: self._dispatch(arrival, after))
 
     def _dispatch(self, arrival: _Arrival, after: Future[None] | None) -> None:
@@ -195,7 +195,7 @@ class StagedMover(Mover):
             lanes.wait(mark)
             emptied(end, mark)
             piece = Extent(extent.offset + start, end - start)
-            written.append(self._unwritten.put(extent, piece, slot))
+            written.append(self._unwritten.put(extent.offset, piece, slot))
             self._writers.submit(self._write_next)
         return all_of(written)
 

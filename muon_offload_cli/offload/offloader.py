@@ -6,6 +6,7 @@ chunk, swept once a step, and synchronized before anyone reads the state from ou
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,9 @@ class StateOffloader:
         open_store: Makes the store of a tier, given the bytes it holds and whether to page-lock memory.
         near_device: CPUs that buffers and threads are kept to; None: those near `device`, as the system says.
 
+    Attributes:
+        is_loading: Whether a load is under way: see `loading`.
+
     Raises:
         UserError: The directory cannot be used or the state does not fit there; nothing is left behind.
     """
@@ -94,6 +98,7 @@ class StateOffloader:
                 self._allocate(settings, device, open_store or _open_store)
             guard.pop_all()
         self.sweeps = 0
+        self.is_loading = False
 
     def _allocate(self, settings: OffloadSettings, device: torch.device, open_store: OpenStore) -> None:
         pinned = device.type == "cuda"
@@ -165,6 +170,18 @@ class StateOffloader:
     def prefetch(self) -> None:
         """Begin fetching for the next sweep, so that it happens while forward and backward run."""
         self._pipeline.prefetch()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Note that a load is under way: who shows where state lies need not wait until its bytes are there.
+
+        The loader calls `synchronize` before it writes the first of them.
+        """
+        self.is_loading = True
+        try:
+            yield
+        finally:
+            self.is_loading = False
 
     @contextmanager
     def written_outside(self) -> Iterator[None]:
@@ -256,10 +273,16 @@ class StateOffloader:
     def close(self) -> None:
         """Stop all threads, release memory, and with it the file that has no name.
 
+        On a thread of an offloader, where Python may happen to collect the owner of this one as garbage, a
+        thread of its own does that: none can wait for its own end.
+
         Raises:
             StoreError: The last write-back failed; everything is released all the same.
         """
-        self._resources.close()
+        if threading.current_thread().name.startswith("muon-"):
+            threading.Thread(target=self._resources.close, name="muon-close").start()
+        else:
+            self._resources.close()
 
     def _describe(self, extent: Extent) -> str:
         """Say what lies in an extent of the file, for an error."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +29,8 @@ from muon_offload_cli.records import RankReport
 QUICK = Patience(poll_s=0.02, grace_s=1.0, last_word_s=fake_torchrun.HANG_S)
 HASTY = replace(QUICK, last_word_s=1.0)
 """For jobs that never end by themselves: others may need longer on a busy machine."""
+STEPS = 3000
+"""More than a job takes that is asked to end."""
 
 
 @pytest.fixture
@@ -207,22 +211,48 @@ def test_a_process_that_may_not_be_killed_keeps_none_of_the_others_alive(
             os.killpg(leash.pid, signal.SIGKILL)
 
 
-def test_every_rank_is_asked_to_save_once_also_one_that_lists_of_processes_overlook(
+@pytest.mark.parametrize("found", [(0, 0), (0, 3), (5, 2)])
+def test_every_rank_is_asked_to_save_once_as_soon_as_it_is_found(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, found: tuple[float, float]
+) -> None:
+    outcome, told = asked_to_save(folder, monkeypatch, found)
+    assert (outcome.exit_code, outcome.interrupted_by) == (0, signal.SIGTERM)
+    assert all(report.finished and report.steps < STEPS for report in outcome.reports.values())
+    assert sorted(told) == sorted(report.pid for report in outcome.reports.values())
+
+
+def test_a_job_of_which_no_rank_is_ever_found_needs_no_second_signal(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every, lists = psutil.Process.children, []
+    outcome, told = asked_to_save(folder, monkeypatch, (math.inf, math.inf))
+    assert outcome.interrupted_by == signal.SIGTERM
+    assert told == []
+    # The leash told them, as it ended the job.
+    assert all(report.steps < STEPS for report in outcome.reports.values())
+    assert fake_torchrun.processes_of(folder.root) == []
+
+
+def asked_to_save(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, found: tuple[float, float]
+) -> tuple[Outcome, list[int]]:
+    """Send SIGTERM at the first step; return also which processes the launcher itself told.
+
+    Args:
+        found: After how many vain looks each rank is seen to be below the leash.
+    """
+    parents, looks = psutil.Process.parents, Counter[int]()
     terminate, told = psutil.Process.terminate, []
 
-    def children(self: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
-        lists.append(self)
-        late = RankReport.read(folder.rank_report(1)).pid
-        return [each for each in every(self, recursive) if each.pid != late or len(lists) > 3]
+    def above(self: psutil.Process) -> list[psutil.Process]:
+        (rank,) = (n for n in range(2) if RankReport.read(folder.rank_report(n)).pid == self.pid)
+        looks[rank] += 1
+        return parents(self) if looks[rank] > found[rank] else []
 
     def tell(self: psutil.Process) -> None:
         told.append(self.pid)
         terminate(self)
 
-    monkeypatch.setattr(psutil.Process, "children", children)
+    monkeypatch.setattr(psutil.Process, "parents", above)
     monkeypatch.setattr(psutil.Process, "terminate", tell)
     signalled: list[int] = []
 
@@ -231,11 +261,9 @@ def test_every_rank_is_asked_to_save_once_also_one_that_lists_of_processes_overl
             signalled.append(os.getpid())
             os.kill(os.getpid(), signal.SIGTERM)
 
-    plan = {"steps": 3000, "ranks": {"0": {"saves": True}, "1": {"saves": True}}}
+    plan = {"steps": STEPS, "ranks": {"0": {"saves": True}, "1": {"saves": True}}}
     outcome, _ = start(folder, plan, monkeypatch, see, saves_on_sigterm=True)
-    assert (outcome.exit_code, outcome.interrupted_by) == (0, signal.SIGTERM)
-    assert [outcome.reports[rank].steps < 3000 for rank in range(2)] == [True, True]
-    assert told == [outcome.reports[rank].pid for rank in range(2)]
+    return outcome, told
 
 
 def test_a_command_that_cannot_start_is_an_outcome_not_a_crash(folder: RunFolder) -> None:

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muon_offload_cli.config.compose import compose
-from muon_offload_cli.errors import UserError, does_not_fit, wrong
-from muon_offload_cli.megatron.train import validated_arguments
+from muon_offload_cli.errors import does_not_fit, wrong
 from muon_offload_cli.records import RankReport
 from tests.fakes.fake_torchrun import HANG_S
 
@@ -122,17 +120,3 @@ def test_output_of_libraries_below_python_goes_to_the_log(tmp_path: Path) -> Non
     _, _, log = work(tmp_path, "import os; os.write(1, b'from C\\n'); os.write(2, b'and stderr\\n')")
     assert "from C" in log
     assert "and stderr" in log
-
-
-@pytest.mark.parametrize("words", [[], ["megatron.args.log_interval=2"]])
-def test_flags_that_megatron_refuses_together_are_the_requests_fault_where_it_gives_some(
-    monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    def refuse() -> None:
-        raise AssertionError("one needs the other.")
-
-    monkeypatch.setattr("megatron.training.arguments.parse_and_validate_args", refuse)
-    with pytest.raises(UserError if words else AssertionError, match="one needs the other") as refused:
-        validated_arguments(compose("tiny", words).config)
-    if isinstance(refused.value, UserError):
-        assert refused.value.problems[0].fix.endswith("among megatron.args: log_interval")

@@ -20,7 +20,7 @@ from muon_offload_cli.offload.offloader import ChunkState, StateOffloader, state
 from muon_offload_cli.offload.plan import ParameterSpec, Tier
 from muon_offload_cli.storage.extent import Extent
 from muon_offload_cli.storage.store import Store
-from tests.fakes.fake_torchrun import HANG_S
+from tests.fakes.fake_torchrun import HANG_S, wait_until
 from tests.fakes.stores import SlowStore, WrappedStore
 from tests.offload.rig import (
     CHUNK_BYTES,
@@ -338,6 +338,37 @@ def test_closing_with_reads_in_flight_returns(directory: Path, engine: str, swee
     with closed_in_time(offloader):
         train(offloader, sweeps)
         offloader.prefetch()
+
+
+@pytest.mark.parametrize(("engine", "thread"), [("disk", "muon-write"), ("mapped", "muon-download")])
+def test_an_owner_that_is_collected_on_a_thread_of_the_offloader_closes_it(
+    directory: Path, engine: str, thread: str
+) -> None:
+    is_dropped, owner = threading.Event(), ["the optimizer"]
+
+    class Collecting(WrappedStore):
+        """Closes the offloader where Python may collect garbage as well as anywhere."""
+
+        def _write(self, extent: Extent, source: memoryview) -> None:
+            self._collect()
+            super()._write(extent, source)
+
+        def _view(self, extent: Extent) -> memoryview:
+            self._collect()
+            return super()._view(extent)
+
+        def _collect(self) -> None:
+            if owner and threading.current_thread().name.startswith(thread):
+                is_dropped.wait()
+                owner.clear()
+                offloader.close()
+
+    # Room for all, so that birth waits for no write.
+    room = {"windows": len(PARAMETERS), "io_threads": 1, "staging_bytes": 1 << 20}
+    offloader = make(directory, engine, open_store=opening(Collecting), **room)
+    fill(offloader)
+    is_dropped.set()
+    assert wait_until(lambda: our_threads() == [])
 
 
 def test_closing_before_anything_was_filled_leaves_nothing(directory: Path) -> None:

@@ -28,7 +28,7 @@ def queue() -> WriteQueue:
     made = WriteQueue()
     for chunk in CHUNKS:
         for start in (0, PIECE):
-            made.put(chunk, Extent(chunk.offset + start, PIECE), SLOT)
+            made.put(chunk.offset, Extent(chunk.offset + start, PIECE), SLOT)
     return made
 
 
@@ -42,20 +42,27 @@ def test_the_oldest_piece_is_written_first(queue: WriteQueue) -> None:
 
 def test_chunks_that_will_be_read_again_are_written_in_the_order_of_reading(queue: WriteQueue) -> None:
     for chunk in (CHUNKS[2], CHUNKS[1]):
-        queue.await_chunk(chunk)
+        queue.await_chunk(chunk.offset)
     assert take(queue, 6) == [4, 5, 2, 3, 0, 1]
 
 
+def test_the_first_chunk_of_the_file_is_awaited_like_any_other(queue: WriteQueue) -> None:
+    take(queue, 2)
+    queue.put(CHUNKS[0].offset, CHUNKS[0], SLOT)
+    queue.await_chunk(CHUNKS[0].offset)
+    assert take(queue, 5) == [0, 2, 3, 4, 5]
+
+
 def test_a_chunk_that_was_read_waits_its_turn_when_it_comes_back(queue: WriteQueue) -> None:
-    queue.await_chunk(CHUNKS[2])
+    queue.await_chunk(CHUNKS[2].offset)
     assert take(queue, 2) == [4, 5]
     queue.first_is_written()
-    queue.put(CHUNKS[2], CHUNKS[2], SLOT)
+    queue.put(CHUNKS[2].offset, CHUNKS[2], SLOT)
     assert take(queue, 5) == [0, 1, 2, 3, 4]
 
 
 def test_the_taker_ends_the_future_of_the_piece(queue: WriteQueue) -> None:
-    done = queue.put(CHUNKS[0], CHUNKS[0], SLOT)
+    done = queue.put(CHUNKS[0].offset, CHUNKS[0], SLOT)
     takers = [queue.take()[2] for _ in range(7)]
     assert takers[2] is done
 
@@ -72,7 +79,8 @@ class GatedStore(WrappedStore):
         super()._write(extent, source)
 
 
-def test_a_chunk_that_is_asked_for_is_written_before_older_ones() -> None:
+@pytest.mark.parametrize("born_bytes", [2 * PIECE, PIECE])
+def test_a_chunk_that_is_asked_for_is_written_before_older_ones(born_bytes: int) -> None:
     with GatedStore(MemoryStore(CHUNKS[-1].end, pin=False)) as store:
         mover = StagedMover(
             store,
@@ -83,7 +91,8 @@ def test_a_chunk_that_is_asked_for_is_written_before_older_ones() -> None:
             checksums=Checksums(Verify.OFF, str),
         )
         window = torch.zeros(2 * PIECE, dtype=torch.uint8)
-        written = [mover.save(chunk, window, None, lambda *_: None) for chunk in CHUNKS]
+        born = [Extent(chunk.offset, born_bytes) for chunk in CHUNKS]
+        written = [mover.save(part, window, None, lambda *_: None) for part in born]
         mover.prefetch(CHUNKS[2], written[2])
         store.open.set()
         for future in written:
@@ -91,4 +100,4 @@ def test_a_chunk_that_is_asked_for_is_written_before_older_ones() -> None:
         mover.close()
     # The only writer may have taken the very first piece before anything was asked for.
     order = [piece.offset // PIECE for piece in store.writes if piece.offset]
-    assert order == [4, 5, 1, 2, 3]
+    assert order == ([4, 5, 1, 2, 3] if born_bytes > PIECE else [4, 2])
