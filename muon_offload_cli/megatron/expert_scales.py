@@ -3,10 +3,10 @@
 Megatron compiles it (`weighted_swiglu` in megatron/core/fusions), once for all experts and layers, and gives
 each expert its tokens' probabilities as a view into those of all experts of the rank. torch compiles a
 variant anew where the number of tokens, the view's offset, or the size of what it looks into is 0, 1 or
-neither: up to nine (torch 2.11, 2.14). Past `torch._dynamo.config.recompile_limit` (8) it runs the missing one
-uncompiled for the rest of the process, and that rounds differently. So what a step computes would depend on
-the variants that the process had met before, and a resumed run, which has met fewer, would not be the run that
-was saved.
+neither: up to nine (torch 2.11, 2.14). Past `torch._dynamo.config.recompile_limit` (8) it runs the missing
+one uncompiled for the rest of the process, and that rounds differently. So what a step computes would depend
+on the variants that the process had met before, and a resumed run, which has met fewer, would not be the run
+that was saved.
 """
 
 from __future__ import annotations
