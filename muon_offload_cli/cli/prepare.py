@@ -13,6 +13,7 @@ from muon_offload_cli.config.locations import find_recipes
 from muon_offload_cli.config.overrides import split_recipe
 from muon_offload_cli.config.probing import needs_probe
 from muon_offload_cli.config.rules import MachineFacts, check, refuses
+from muon_offload_cli.config.rules.directory import FOLDERS
 from muon_offload_cli.config.rules.machine import wants_more_gpus
 from muon_offload_cli.config.schema import Config, Device
 from muon_offload_cli.errors import Level, Problem, UserError
@@ -103,12 +104,10 @@ def judge(
         probe=start or needs_probe(config, here=local),
         write=here and room,
         planned=planned if room else replace(planned, directory_bytes=(), checkpoint_bytes=None),
+        # Nothing is started without room, so no folder of a run and no tokens are written.
+        folders=[key for key in FOLDERS if room or key not in (RUN, CACHE)],
         data_problems=look_at_data(config),
     )
-    if not room:
-        # Nothing is started, so no folder of a run and no tokens are written.
-        kept = {key: each for key, each in facts.folders.items() if key not in (RUN, CACHE)}
-        facts = replace(facts, folders=kept)
     if local and wants_more_gpus(config, facts):
         told, fix = layouts_here(
             config,

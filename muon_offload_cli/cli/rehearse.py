@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from json import dumps
 from pathlib import Path
@@ -100,8 +100,8 @@ def rehearse_command(
                     say=lambda text: _say(json, text),
                 ),
             )
-        except UserError:
-            # It says what to change; after any other error the logs in the folder say why.
+        except (UserError, KeyboardInterrupt):
+            # The one says what to change, the other was meant; after any other error the logs here say why.
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         if not found:
@@ -158,9 +158,8 @@ def _prepared(words: Sequence[str], recipe_directories: Sequence[Path]) -> tuple
     if small.config.offload.host_memory_gib != 0:
         small.config.offload.host_memory_gb = HOST_MEMORY_GB
     resolve_directory(small.config)
-    facts = gather_facts(small.config, probe=False)
     # No leg writes into the others.
-    facts = replace(facts, folders={key: each for key, each in facts.folders.items() if key == CACHE})
+    facts = gather_facts(small.config, probe=False, folders=(CACHE,))
     problems = check(small.config, frozenset(), facts)
     _refuse(problems)
     write_tokens(small.config)

@@ -148,7 +148,7 @@ class TrainView:
             for line in found.last_lines:
                 self._console.print(Text(f"  | {visible(line)}"))
         if found.log is not None:
-            self._console.print(Text.assemble(("  log: ", "bold"), str(found.log)))
+            self._console.print(Text.assemble(("  log: ", "bold"), visible(str(found.log))))
 
     def headline(self, verdict: Verdict) -> None:
         """Show the verdict, the last line of a run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from muon_offload_cli.config import probe_cache
@@ -52,6 +53,7 @@ def gather_facts(
     probe: bool,
     write: bool = False,
     planned: PlannedFacts = NOT_PLANNED,
+    folders: Collection[str] = tuple(FOLDERS),
     data_problems: tuple[Problem, ...] = (),
 ) -> MachineFacts:
     """Look at the machine for `config`. Leaves nothing behind in the offload directory.
@@ -61,6 +63,7 @@ def gather_facts(
         probe: Ask Megatron too, in a subprocess unless it was asked before.
         write: Try writing and reading 16 MiB in the offload directory.
         planned: What the plan of the run says, if it was made.
+        folders: Keys of the other folders to look at: those that will be written.
         data_problems: What a look at the data files found, if it was taken.
     """
     problems: list[Problem] = []
@@ -70,7 +73,7 @@ def gather_facts(
             directories.append(look_at_directory(path, write=write))
         except UserError as error:
             problems += error.problems
-    folders = _folders(config, problems)
+    looked_at = _folders(config, folders, problems)
     host = memory.inspect()
     scripts = [config.megatron.entrypoint] if config.megatron.entrypoint else []
     missing = missing_parts(config.megatron.path) if config.megatron.path is not None else ()
@@ -81,7 +84,7 @@ def gather_facts(
     return MachineFacts(
         working_directory=Path.cwd(),
         directories=tuple(directories),
-        folders=folders,
+        folders=looked_at,
         files={
             **{path: look_at_file(path) for path in data_files(config)},
             **{path: look_at_script(path) for path in scripts},
@@ -114,10 +117,10 @@ def _directories(config: Config, problems: list[Problem]) -> list[Path]:
         return []
 
 
-def _folders(config: Config, problems: list[Problem]) -> dict[str, DirectoryFacts]:
+def _folders(config: Config, keys: Collection[str], problems: list[Problem]) -> dict[str, DirectoryFacts]:
     """Look at the other folders that the run writes into, by key: those that it names, and its own."""
     found: dict[str, DirectoryFacts] = {}
-    for key in FOLDERS:
+    for key in keys:
         if key == CACHE and config.data.source not in BYTE_SOURCES:
             continue
         try:
@@ -136,7 +139,9 @@ def _default_folder(config: Config, key: str) -> Path | None:
     if key == "run.directory":
         return default_runs_directory(config.recipe)
     # A cache that is there may hold the tokens, and is then not written.
-    return default_cache_directory() if key == CACHE and not default_cache_directory().is_dir() else None
+    if key != CACHE or os.path.isdir(default_cache_directory()):  # noqa: PTH112 - Path's raises where it may not look
+        return None
+    return default_cache_directory()
 
 
 def look_at_directory(path: Path, *, write: bool, key: str = KEY) -> DirectoryFacts:

@@ -87,7 +87,7 @@ def values_of(
         if (found := misspelt_section(key)) is not None:
             section, meant = found
             if section not in told:
-                problems.append(_section(section, meant, path))
+                problems.append(_section(section, meant, path, body))
             told.add(section)
             if (problem := check_key(meant + key.removeprefix(section), options, str(path))) is not None:
                 problems.append(problem)
@@ -101,12 +101,15 @@ def values_of(
     return values
 
 
-def _section(section: str, meant: str, path: Path) -> Problem:
+def _section(section: str, meant: str, path: Path, body: Mapping[str, Any]) -> Problem:
     what = f"there is no section {short(section)!r} in {path}: {meant} is meant."
     old, new = section.rpartition(".")[2], meant.rpartition(".")[2]
-    # Elsewhere than at the start of a line the word may stand for something else.
-    plain = old == section and re.fullmatch(r"\w+", section, re.ASCII)
-    fix = command("sed", "-i", rf"s/^{old}\b/{new}/", path) if plain else f"write {new} in the place of {old}"
+    fix = f"write {new} in the place of {old}"
+    if meant in body:
+        fix = f"move what stands below {old} to {new}"
+    elif re.fullmatch(r"\w+", section, re.ASCII) and f"\n{section}:" in f"\n{path.read_text('utf-8')}":
+        # Elsewhere than at the start of a line the word may stand for something else.
+        fix = command("sed", "-i", f"s/^{section}:/{new}:/", path)
     return Problem(what=what, fix=fix, keys=(section, meant))
 
 

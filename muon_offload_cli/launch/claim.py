@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +91,8 @@ def demand_names(folder: Path) -> None:
         UserError: With each such thing, and what removes it.
     """
     in_the_way = {
-        LOCK: ("locks a file", os.path.isfile),
-        SAVING: ("has a folder that its saves grow in", os.path.isdir),
+        LOCK: ("locks a file", stat.S_ISREG),
+        SAVING: ("has a folder that its saves grow in", stat.S_ISDIR),
     }
     problems = [
         Problem(
@@ -101,10 +102,22 @@ def demand_names(folder: Path) -> None:
             exit_code=3,
         )
         for name, (use, fits) in in_the_way.items()
-        if os.path.lexists(folder / name) and not fits(folder / name)
+        if (mode := _mode(folder / name)) is not None and not fits(mode)
     ]
     if problems:
         raise UserError(problems=problems)
+
+
+def _mode(path: Path) -> int | None:
+    """Return what stands at `path`, links followed, as `stat` has it; None: nothing. A dangling link is one.
+
+    One look: a run may remove its lock or its saves at any time.
+    """
+    try:
+        return path.stat().st_mode
+    except OSError:
+        # Unlike Path's, it raises nothing where the folder cannot be entered or is none.
+        return stat.S_IFLNK if os.path.islink(path) else None  # noqa: PTH114
 
 
 def _take(folder: Path) -> tuple[int, bool]:

@@ -46,13 +46,15 @@ def scratch_folder(directory: Path) -> Iterator[Scratch]:
     taken = path / f"{LOCK}.taken"
     lock = os.open(taken, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        os.write(lock, socket.gethostname().encode())
-        # Without locks there, a folder that is left over stays.
+        # Without locks there, or room for a name, a folder that is left over stays.
         with contextlib.suppress(OSError):
+            os.write(lock, socket.gethostname().encode())
             fcntl.flock(lock, fcntl.LOCK_EX)
             taken.rename(path / LOCK)
         yield Scratch(path=path, held=(lock,))
     finally:
+        # Who has it open already must not take what stays here for a folder that was left over.
+        os.ftruncate(lock, 0)
         for name in (taken, path / LOCK):
             with contextlib.suppress(OSError):
                 name.unlink()

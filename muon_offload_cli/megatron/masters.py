@@ -98,4 +98,5 @@ class Masters:
             master.data = placeholder
             self._state.pop(master, None)
         self._places.clear()
+        self._awaiting.clear()
         offloader.close()

@@ -274,7 +274,7 @@ class StateOffloader:
         """Stop all threads, release memory, and with it the file that has no name.
 
         On a thread of an offloader, where Python may happen to collect the owner of this one as garbage, a
-        thread of its own does that: none can wait for its own end.
+        thread of its own does that, and this returns before: none can wait for its own end.
 
         Raises:
             StoreError: The last write-back failed; everything is released all the same.

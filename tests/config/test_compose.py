@@ -168,6 +168,9 @@ def test_a_misspelt_section_of_a_recipe_is_told_once_with_a_command_that_correct
     assert "there is no key 'train.stepz'" in key.what
     assert inner.what == f"there is no section 'model.mo' in {recipe}: model.moe is meant."
     assert inner.fix == "write moe in the place of mo"
+    assert whole.fix == "move what stands below trian to train"
+    (quoted,) = problems_of(recipe_file(tmp_path, MINIMAL.replace("train:", '"trian":')))
+    assert quoted.fix == "write train in the place of trian"
     alone = recipe_file(tmp_path, MINIMAL.replace("train:", "trian:"))
     (whole,) = problems_of(alone)
     subprocess.run(shlex.split(whole.fix), check=True)

@@ -124,8 +124,7 @@ def test_positions_of_the_file_go_before_those_of_a_part_and_longer_sequences_ar
         composed = compose("qwen3_4b", words)
         (told,) = context(composed.config, composed.written, MachineFacts())
         assert told.what.startswith(
-            "train.sequence_length=4096 is longer than model.max_position_embeddings=1000, from "
-            f"{tmp_path}/config.json: "
+            "train.sequence_length=4096 is longer than model.max_position_embeddings=1000, "
         )
         assert told.fix == "train.sequence_length=1000"
     own = compose("qwen3_4b", [base, "model.max_position_embeddings=8192"])
@@ -151,6 +150,14 @@ def test_a_wrong_number_of_the_file_is_to_be_corrected_there_and_not_in_a_circle
     with pytest.raises(UserError) as caught:
         compose("tiny", words[:2])
     assert caught.value.problems[0].fix == "download the file again, or correct the key"
+
+
+def test_a_right_file_is_not_to_be_changed_for_a_layout_that_does_not_suit_it(tmp_path: Path) -> None:
+    odd = write(tmp_path, published("qwen3_4b") | {"intermediate_size": 9731})
+    composed = compose("qwen3_4b", [f"model.from_hf={odd}", "model=from_hf"])
+    found = check(composed.config, composed.written, MachineFacts(), from_file=composed.from_file)
+    (problem,) = [each for each in refuses(found) if "model.ffn_hidden_size" in each.keys]
+    assert (problem.keys, problem.fix) == (("model.ffn_hidden_size", "parallel.tp"), "another parallel.tp")
 
 
 def test_transformers_5_spells_positions_and_experts_otherwise(tmp_path: Path) -> None:

@@ -213,3 +213,13 @@ def test_a_cache_of_the_users_own_that_cannot_be_made_is_looked_at_before_tokens
 def test_a_directory_named_twice_is_looked_at_once(tmp_path: Path) -> None:
     config = compose("tiny", [f"offload.directory=[{tmp_path}/a,{tmp_path}//a]"]).config
     assert [each.path for each in gather_facts(config, probe=False).directories] == [tmp_path / "a"]
+
+
+def test_a_default_folder_that_cannot_be_looked_at_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))
+    config = compose("tiny", ["data=stdlib"]).config
+    (problem,) = gather_facts(config, probe=False, folders=("data.cache_directory",)).problems
+    assert problem.keys == ("data.cache_directory",)
+    assert gather_facts(config, probe=False, folders=()).problems == ()

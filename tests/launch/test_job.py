@@ -262,7 +262,9 @@ def asked_to_save(
             os.kill(os.getpid(), signal.SIGTERM)
 
     plan = {"steps": STEPS, "ranks": {"0": {"saves": True}, "1": {"saves": True}}}
-    outcome, _ = start(folder, plan, monkeypatch, see, saves_on_sigterm=True)
+    # Only who is never found may be given up.
+    patience = QUICK if math.inf in found else replace(QUICK, grace_s=fake_torchrun.HANG_S)
+    outcome, _ = start(folder, plan, monkeypatch, see, patience, saves_on_sigterm=True)
     return outcome, told
 
 

@@ -37,12 +37,20 @@ def test_only_what_a_killed_one_left_is_removed(tmp_path: Path, monkeypatch: pyt
     assert left.exists()
 
 
+def test_who_opened_the_lock_before_it_was_given_up_finds_no_host_in_it(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path) as scratch:
+        lock = os.open(scratch.path / ".lock", os.O_RDWR)
+    assert os.read(lock, 1024) == b""
+    os.close(lock)
+
+
 def test_a_lock_that_a_child_inherited_counts(tmp_path: Path) -> None:
     left = killed(tmp_path)
     with scratch_folder(tmp_path) as scratch:
         inherited = os.dup(scratch.held[0])
         content = (scratch.path / ".lock").read_bytes()
         (scratch.path / ".lock").rename(scratch.path / "kept")
+    (scratch.path / "kept").write_bytes(content)
     (scratch.path / "kept").rename(scratch.path / ".lock")
     assert content == socket.gethostname().encode()
     assert remove_left_over(tmp_path) == [left]

@@ -30,6 +30,24 @@ def build_schedule(*_: Any) -> None:
     OptimizerParamScheduler(None, 0.0, 1.0, 2.0, 1, 9, "linear", 0.0, 0.0, 9, "constant")
 
 
+def read_layers(*_: Any) -> None:
+    scope = {"__name__": "megatron.training.arguments"}
+    exec("import json\ndef read(layers):\n    json.loads(layers)", scope)
+    scope["read"]("{")
+
+
+def test_what_the_standard_library_objects_to_for_megatron_is_told_too() -> None:
+    with pytest.raises(UserError) as refused, refusals_told(compose("tiny", SCHEDULE).config):
+        read_layers()
+    assert "Expecting property name" in refused.value.problems[0].what
+
+
+def test_flags_that_are_off_are_not_given() -> None:
+    config = compose("tiny", ("megatron.args.min_lr=null",)).config
+    with pytest.raises(AssertionError), refusals_told(config):
+        build_schedule()
+
+
 @pytest.mark.parametrize(
     ("build", "words", "what", "fix"),
     [

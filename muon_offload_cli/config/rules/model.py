@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Set
 
-from muon_offload_cli.config.hf_file import CONFIG
 from muon_offload_cli.config.keys import nearest
 from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
@@ -60,13 +59,13 @@ def context(config: Config, written: Set[str], facts: MachineFacts) -> Iterator[
     stretched = any(has_flag(config, flag) for flag in STRETCHES)
     if positions is None or not 1 <= positions < length or stretched:
         return
-    folder, key = config.model.from_hf, "model.max_position_embeddings"
-    place = "" if folder is None or key in written else f", from {folder}/{CONFIG}"
-    step = length_step(config.parallel)
+    key, step = "model.max_position_embeddings", length_step(config.parallel)
     yield Problem(
-        what=f"train.sequence_length={length} is longer than {key}={positions}{place}: "
-        "the model was trained for no later positions.",
-        fix=f"train.sequence_length={positions // step * step or step}",
+        what=f"train.sequence_length={length} is longer than {key}={positions}, for which the model was "
+        "published.",
+        fix=f"train.sequence_length={positions // step * step}"
+        if positions >= step
+        else "a layout with less parallel.tp and parallel.cp: they divide the sequence",
         keys=("train.sequence_length", key),
         level=Level.WARNING,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
@@ -10,7 +11,7 @@ from muon_offload_cli.config.rules.facts import MachineFacts
 from muon_offload_cli.config.rules.registry import rule
 from muon_offload_cli.config.schema import Config
 from muon_offload_cli.config.vocabulary import BYTE_SOURCES, tokenizer_folder, uses_hf_tokenizer
-from muon_offload_cli.errors import Level, Problem
+from muon_offload_cli.errors import Level, Problem, override
 
 INSTALL_BRIDGE = "pip install megatron-bridge"
 _RANDOM = "model.hf_weights=false"
@@ -102,13 +103,20 @@ def in_its_file(problem: Problem, from_file: Mapping[str, str]) -> Problem:
         from_file: Where each key stands in that file.
     """
     try:
-        words = [word.partition("=") for word in shlex.split(problem.fix)]
+        words = shlex.split(problem.fix)
     except ValueError:
         return problem
-    decided = [f"{from_file[key]}: {value} would do" for key, _, value in words if key in from_file]
-    if not decided:
+    if not all(re.fullmatch(r"[\w.]+=.*", word, re.DOTALL) for word in words):
         return problem
-    others = [f"{key}={value}" for key, _, value in words if key not in from_file]
+    values = dict(word.split("=", 1) for word in words)
+    if values.keys().isdisjoint(from_file):
+        return problem
+    layout = [key for key in problem.keys if key.startswith("parallel.")]
+    if layout:
+        # The file is right, and the layout does not suit it.
+        return replace(problem, fix=f"another {' or '.join(layout)}")
+    decided = [f"{from_file[key]}: {value} would do" for key, value in values.items() if key in from_file]
+    others = [override(key, value) for key, value in values.items() if key not in from_file]
     return replace(problem, fix="correct " + ", and ".join([*decided, *others]))
 
 
