@@ -109,15 +109,14 @@ def demand_names(folder: Path) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Return what stands at `path`, links followed, as `stat` has it; None: nothing. A dangling link is one.
+    """Return what stands at `path` as `lstat` has it, None if nothing: a link is neither file nor folder.
 
-    One look: a run may remove its lock or its saves at any time.
+    One look, since a run may remove its lock or its saves at any time.
     """
     try:
-        return path.stat().st_mode
+        return path.lstat().st_mode
     except OSError:
-        # Unlike Path's, it raises nothing where the folder cannot be entered or is none.
-        return stat.S_IFLNK if os.path.islink(path) else None  # noqa: PTH114
+        return None
 
 
 def _take(folder: Path) -> tuple[int, bool]:

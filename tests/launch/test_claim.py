@@ -164,6 +164,16 @@ def test_what_is_no_lock_file_is_told_with_what_removes_it_and_so_by_a_look(
         pass
 
 
+def test_a_link_to_a_folder_is_no_place_for_saves_to_grow_in(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / SAVING).symlink_to("elsewhere")
+    with pytest.raises(UserError) as refused:
+        settle_checkpoints(saving(tmp_path), tmp_path)
+    assert refused.value.problems[0].fix == f"rm -r {tmp_path / SAVING}"
+    subprocess.run(refused.value.problems[0].fix.split(), check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
 def test_a_folder_that_cannot_be_made_is_told_as_the_key(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
