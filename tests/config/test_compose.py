@@ -18,7 +18,6 @@ from muon_offload_cli.config.keys import leaf_types
 from muon_offload_cli.config.locations import find_recipes, group_options, shipped_directory
 from muon_offload_cli.config.overrides import sort_overrides, split_recipe
 from muon_offload_cli.config.schema import Config, DataSource, Engine
-from muon_offload_cli.config.yaml_files import load_config, save_config
 from muon_offload_cli.errors import Problem, UserError
 
 PARTS = sorted(
@@ -368,22 +367,6 @@ def test_a_command_line_names_exactly_one_recipe(words: list[str]) -> None:
 
 def test_the_recipe_may_stand_anywhere_in_the_command_line() -> None:
     assert split_recipe(["a=1", "recipe=x=y", "b=2"]) == ("x=y", ["a=1", "b=2"])
-
-
-def test_the_resolved_config_survives_writing_and_reading(tmp_path: Path) -> None:
-    config = compose(
-        "tiny", ["data=text", 'data.paths=["/ü"]', "megatron.args.a-b=[1,x]", "offload=host"]
-    ).config
-    save_config(config, tmp_path / "resolved.yaml")
-    assert load_config(tmp_path / "resolved.yaml") == config
-    assert [path.name for path in tmp_path.iterdir()] == ["resolved.yaml"]
-
-
-@pytest.mark.parametrize("text", ["trian: {steps: 3}\n", "train: {steps: many}\n", "[]\n", "recipe: x\n"])
-def test_a_resolved_config_of_another_shape_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "resolved.yaml").write_text(text)
-    with pytest.raises(UserError):
-        load_config(tmp_path / "resolved.yaml")
 
 
 words = st.one_of(
